@@ -1,0 +1,52 @@
+# make setup   environment in .venv, package built and installed there (editable)
+# make demo    trains DC-GNN on an embedded graph, beside GCN and GAT
+# make test    all tests
+# make lint    ruff, mypy, clang-format
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint format native-test clean
+
+setup: $(STAMP)
+
+# torch comes first and alone: the extension is compiled against the version that is installed.
+$(VENV)/.requirements: requirements-dev.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements-dev.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
+
+$(STAMP): $(VENV)/.requirements setup.py pyproject.toml CMakeLists.txt $(SOURCES)
+	PATH="$(CURDIR)/$(BIN):$$PATH" DCGNN_WERROR=$(if $(CI),1,0) \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	touch $@
+
+demo: setup
+	$(BIN)/python -m dcgnn demo
+
+test: setup native-test
+	$(BIN)/python -m pytest tests
+
+# The native unit tests need no torch.
+native-test: setup
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/native-test -G Ninja -DDCGNN_BUILD_TESTS=ON \
+	  -DCMAKE_BUILD_TYPE=Release -DDCGNN_WERROR=$(if $(CI),ON,OFF) > /dev/null
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/native-test
+	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/native-test --output-on-failure
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(SOURCES)
+
+clean:
+	rm -rf build dist *.egg-info dcgnn_kernels/_native*.so dcgnn_kernels/_build_info.json

@@ -1,0 +1,23 @@
+// The Python module `dcgnn_kernels._native`. Importing it registers the ops of the files beside
+// this one with PyTorch's dispatcher; the module itself only tells how it was built.
+#include <pybind11/pybind11.h>
+
+namespace {
+
+const char* compiler() {
+#if defined(__clang__)
+  return "clang " __clang_version__;
+#elif defined(__GNUC__)
+  return "gcc " __VERSION__;
+#else
+  return "unknown";
+#endif
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+  module.doc() = "Native kernels of dcgnn-kernels: facts about the build.";
+  module.attr("torch_version") = DCGNN_TORCH_VERSION;
+  module.attr("compiler") = compiler();
+}

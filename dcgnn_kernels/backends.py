@@ -1,0 +1,69 @@
+"""Which implementations can run here, and why the others cannot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from dcgnn_kernels import _native_loader
+
+OPS = ("local_sinkhorn", "cluster_scatter", "global_sinkhorn", "local_centroids")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation: whether it is live, what it serves, and a reason or a detail."""
+
+    available: bool
+    ops: tuple[str, ...]
+    reason: str
+
+
+class Backends(dict[str, Backend]):
+    """Mapping from a backend's name to its :class:`Backend`; prints as a table."""
+
+    def __str__(self) -> str:
+        lines = []
+        for name, backend in self.items():
+            state = "live" if backend.available else "off"
+            serves = f" [{', '.join(backend.ops)}]" if backend.ops else ""
+            lines.append(f"{name:<12} {state:<5} {backend.reason}{serves}")
+        return "\n".join(lines)
+
+
+def _has_kernel(op: str, dispatch_key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"dcgnn::{op}", dispatch_key)
+
+
+def _native_cpu() -> Backend:
+    module = _native_loader.module
+    if module is None:
+        return Backend(False, (), _native_loader.missing_reason)
+    ops = tuple(op for op in ("ego_graph", *OPS) if _has_kernel(op, "CPU"))
+    return Backend(True, ops, f"{module.compiler}, torch {module.torch_version}")
+
+
+def _gpu(name: str) -> Backend:
+    if not torch.backends.cuda.is_built():
+        return Backend(False, (), f"torch {torch.__version__} is built without CUDA")
+    return Backend(False, (), f"this version has no {name} kernels; CUDA tensors use the reference")
+
+
+def backends() -> Backends:
+    """The state of every backend: ``native-cpu``, ``triton``, ``native-cuda`` and ``reference``.
+
+    PyTorch's dispatcher chooses by device: native kernels where they are live, plain PyTorch elsewhere.
+
+    Example:
+        >>> backends()["reference"].available
+        True
+    """
+    return Backends(
+        {
+            "native-cpu": _native_cpu(),
+            "triton": _gpu("Triton"),
+            "native-cuda": _gpu("CUDA C++"),
+            "reference": Backend(True, OPS, "plain PyTorch, any device"),
+        }
+    )
