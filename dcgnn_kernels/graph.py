@@ -233,16 +233,30 @@ def _as_edges(edge_index: Any) -> tuple[Tensor, int | None]:
     return edge_index, size
 
 
-def _flatten(graph: EgoGraph) -> tuple[list[Tensor], bool]:
-    arrays = list(graph.arrays())
-    return ([arrays[0], arrays[1], arrays[4]], True) if graph.is_undirected else (arrays, False)
+# In an undirected graph the transpose's index arrays are the rows' own and travel only once.
+_UNDIRECTED_FIELDS = ("rowptr", "member", "slot")
+_DIRECTED_FIELDS = ("rowptr", "member", "colptr", "ego", "slot")
 
 
-def _unflatten(arrays: Any, is_undirected: Any) -> EgoGraph:
-    if is_undirected:
-        rowptr, member, slot = arrays
-        return EgoGraph(rowptr, member, rowptr, member, slot)
-    return EgoGraph(*arrays)
+def _flatten_with_keys(graph: EgoGraph) -> tuple[list[Any], tuple[str, ...]]:
+    fields = _UNDIRECTED_FIELDS if graph.is_undirected else _DIRECTED_FIELDS
+    return [(torch.utils._pytree.GetAttrKey(name), getattr(graph, name)) for name in fields], fields
+
+
+def _flatten(graph: EgoGraph) -> tuple[list[Tensor], tuple[str, ...]]:
+    entries, fields = _flatten_with_keys(graph)
+    return [tensor for _, tensor in entries], fields
+
+
+def _unflatten(arrays: Any, fields: Any) -> EgoGraph:
+    by_name: dict[str, Any] = dict(zip(fields, arrays, strict=True))
+    return EgoGraph(
+        by_name["rowptr"],
+        by_name["member"],
+        by_name.get("colptr", by_name["rowptr"]),
+        by_name.get("ego", by_name["member"]),
+        by_name["slot"],
+    )
 
 
 # torch.export takes an EgoGraph as an input like any container of tensors.
@@ -251,4 +265,5 @@ torch.utils._pytree.register_pytree_node(
     _flatten,
     _unflatten,
     serialized_type_name="dcgnn_kernels.EgoGraph",
+    flatten_with_keys_fn=_flatten_with_keys,
 )

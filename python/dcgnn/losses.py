@@ -1,0 +1,148 @@
+"""Training losses: cross entropy, orthogonal global clusters, nodes near the clusters of their class."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dcgnn.nn.msg_passing import DCState
+
+SIMILARITY_AGGRS = ("max", "mean", "sum")
+SIMILARITY_METRICS = ("cosine", "distance")
+
+
+def orthogonality_loss(clusters: Tensor) -> Tensor:
+    r"""Distance of the clusters' Gram matrix from a multiple of the identity, in [0, 2]:
+
+    .. math:: L_{ortho} = \big\| G / \|G\|_F - I / \sqrt{|\Omega|} \big\|_F, \qquad G = C C^\top
+
+    Args:
+        clusters: ``[Ω, F]`` global cluster-nodes :math:`C`.
+    """
+    if clusters.dim() != 2 or clusters.size(0) < 1:
+        raise ValueError(f"clusters must have shape [Ω, F] with Ω >= 1, got {list(clusters.shape)}")
+    gram = clusters @ clusters.mT
+    identity = torch.eye(clusters.size(0), dtype=clusters.dtype, device=clusters.device)
+    norm = torch.linalg.matrix_norm(gram)
+    normalised = gram / norm.clamp(min=torch.finfo(gram.dtype).tiny)
+    difference = normalised - identity / math.sqrt(clusters.size(0))
+    # The derivative of the norm at 0 (exactly orthogonal clusters) is taken as 0.
+    square = difference.square().sum()
+    positive = square > 0
+    return torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
+
+
+def similarity_loss(
+    z: Tensor,
+    clusters: Tensor,
+    y: Tensor,
+    num_classes: int | None = None,
+    aggr: str = "max",
+    metric: str = "cosine",
+) -> Tensor:
+    r"""Pulls nodes towards the global clusters of their class and pushes them from the others'.
+
+    Cluster :math:`j` belongs to class :math:`\lfloor j\, n_{classes} / |\Omega| \rfloor`. With
+    :math:`s_i^\tau` the similarity of node :math:`i` to the clusters of class :math:`\tau`, aggregated:
+
+    - ``metric="cosine"``: :math:`\operatorname{mean}_i [-s_i^{y_i} + \log \sum_{\tau \ne y_i} e^{s_i^\tau}]`
+    - ``metric="distance"``: the form printed in the paper, whose sign fits a Euclidean distance
+      :math:`d`: :math:`\operatorname{mean}_i [d_i^{y_i} - \log \sum_{\tau \ne y_i} e^{d_i^\tau}]`. It has no
+      lower bound.
+
+    Args:
+        z: ``[n, F]`` node embeddings.
+        clusters: ``[Ω, F]`` global cluster-nodes; Ω must be a multiple of ``num_classes``.
+        y: ``[n]`` labels; rows with a negative one (unlabelled) are left out.
+        num_classes: by default one more than the largest label.
+        aggr: how similarities to the clusters of one class join: ``"max"`` (the most similar; with
+            ``"distance"`` the nearest), ``"mean"`` or ``"sum"``.
+        metric: ``"cosine"`` or ``"distance"``.
+    """
+    if aggr not in SIMILARITY_AGGRS:
+        raise ValueError(f"aggr must be one of {SIMILARITY_AGGRS}, got {aggr!r}")
+    if metric not in SIMILARITY_METRICS:
+        raise ValueError(f"metric must be one of {SIMILARITY_METRICS}, got {metric!r}")
+    if y.shape != z.shape[:1]:
+        raise ValueError(f"y must have shape [{z.size(0)}], got {list(y.shape)}")
+    labelled = y >= 0
+    z, y = z[labelled], y[labelled]
+    if num_classes is None:
+        num_classes = int(y.max()) + 1 if y.numel() else 0
+    if y.numel() and int(y.max()) >= num_classes:
+        raise ValueError(f"y holds label {int(y.max())}, but num_classes is {num_classes}")
+    if num_classes < 2:
+        raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+    if clusters.size(0) % num_classes:
+        raise ValueError(
+            f"clusters: their number ({clusters.size(0)}) must be a multiple of num_classes ({num_classes})"
+        )
+    if y.numel() == 0:
+        return z.sum() * 0.0
+    if metric == "cosine":
+        similarity = functional.normalize(z, dim=1) @ functional.normalize(clusters, dim=1).mT
+    else:
+        similarity = -torch.cdist(z, clusters)
+    by_class = similarity.view(z.size(0), num_classes, -1)
+    if aggr == "max":
+        score = by_class.amax(-1)
+    elif aggr == "mean":
+        score = by_class.mean(-1)
+    else:
+        score = by_class.sum(-1)
+    own = score.gather(1, y[:, None])
+    is_own = functional.one_hot(y, num_classes).bool()
+    if metric == "cosine":
+        others = score.masked_fill(is_own, -math.inf).logsumexp(1)
+        return (others - own[:, 0]).mean()
+    others = (-score).masked_fill(is_own, -math.inf).logsumexp(1)
+    return (-own[:, 0] - others).mean()
+
+
+def training_loss(
+    logits: Tensor,
+    y: Tensor,
+    state: DCState | None = None,
+    *,
+    mask: Tensor | None = None,
+    ortho_weight: float = 0.0,
+    sim_weight: float = 0.0,
+    sim_aggr: str = "max",
+    sim_metric: str = "cosine",
+) -> Tensor:
+    r""":math:`L = CE + \omega_1 L_{ortho} + \omega_2 L_{sim}` over the labelled nodes of ``mask``.
+
+    Args:
+        logits: ``[N, C]``.
+        y: ``[N]`` labels; negative ones are unlabelled.
+        state: of the model's last forward; needed when a weight is not 0.
+        mask: ``[N]`` bool, the training nodes; None: all.
+        ortho_weight: :math:`\omega_1`.
+        sim_weight: :math:`\omega_2`.
+        sim_aggr: see :func:`similarity_loss`.
+        sim_metric: see :func:`similarity_loss`.
+    """
+    chosen = y >= 0
+    if mask is not None:
+        if mask.shape != y.shape or mask.dtype != torch.bool:
+            raise ValueError(
+                f"mask must be bool of shape {list(y.shape)}, got {mask.dtype} {list(mask.shape)}"
+            )
+        chosen = chosen & mask
+    if not bool(chosen.any()):
+        raise ValueError("mask selects no labelled node")
+    loss = functional.cross_entropy(logits[chosen], y[chosen])
+    if ortho_weight == 0 and sim_weight == 0:
+        return loss
+    if state is None or state.global_clusters is None:
+        raise ValueError("state with global clusters (alpha > 0) is needed when a loss weight is not 0")
+    if ortho_weight != 0:
+        loss = loss + ortho_weight * orthogonality_loss(state.global_clusters)
+    if sim_weight != 0:
+        loss = loss + sim_weight * similarity_loss(
+            state.z[chosen], state.global_clusters, y[chosen], logits.size(1), sim_aggr, sim_metric
+        )
+    return loss

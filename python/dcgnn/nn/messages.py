@@ -1,0 +1,111 @@
+"""What happens to cluster embeddings on their way to the nodes, and to nodes between layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import BatchNorm, LayerNorm, Linear
+from torch_geometric.nn.inits import glorot, zeros
+from torch_geometric.nn.resolver import activation_resolver
+
+TRANSFORMS = (None, "shared", "per-cluster")
+NORMS = (None, "batch", "layer")
+
+
+def resolve_activation(activation: str | Callable | None) -> Callable[[Tensor], Tensor] | None:
+    """A name known to PyG (``"tanh"``, ``"relu"``, …), a callable, or None."""
+    if activation is None or activation == "none":
+        return None
+    return activation_resolver(activation) if isinstance(activation, str) else activation
+
+
+class ClusterMessage(torch.nn.Module):
+    r"""The message :math:`\sigma(W c + b)` of a cluster-node.
+
+    Args:
+        channels: number of channels ``F``.
+        num_local: number of local cluster-nodes ``K``.
+        transform: None (the identity), ``"shared"`` (one map for all cluster-nodes) or ``"per-cluster"``
+            (one for each local cluster index, so that centre-like and neighbour-like messages stay
+            apart, and one for the global cluster-nodes).
+        activation: :math:`\sigma`, or None.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        num_local: int,
+        transform: str | None = None,
+        activation: str | Callable | None = None,
+    ) -> None:
+        super().__init__()
+        if transform not in TRANSFORMS:
+            raise ValueError(f"transform must be one of {TRANSFORMS}, got {transform!r}")
+        self.transform = transform
+        self.activation = resolve_activation(activation)
+        self.shared = Linear(channels, channels) if transform is not None else None
+        if transform == "per-cluster":
+            self.weight = torch.nn.Parameter(torch.empty(num_local, channels, channels))
+            self.bias = torch.nn.Parameter(torch.empty(num_local, channels))
+        else:
+            self.register_parameter("weight", None)
+            self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.shared is not None:
+            self.shared.reset_parameters()
+        glorot(self.weight)
+        zeros(self.bias)
+
+    def forward(self, clusters: Tensor) -> Tensor:
+        """Local cluster-nodes ``[N, K, F]`` or global ones ``[Ω, F]``; the shape stays."""
+        if self.weight is not None and clusters.dim() == 3:
+            clusters = torch.einsum("nkf,kfg->nkg", clusters, self.weight) + self.bias
+        elif self.shared is not None:
+            clusters = self.shared(clusters)
+        return clusters if self.activation is None else self.activation(clusters)
+
+
+class NodeBlock(torch.nn.Module):
+    r"""What a deep model puts between layers: :math:`\mathrm{dropout}(\sigma(\mathrm{norm}(z' + W z)))`,
+    with :math:`z` the layer's input and :math:`z'` its output; every part is optional.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        residual: bool = False,
+        norm: str | None = None,
+        node_activation: str | Callable | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if norm not in NORMS:
+            raise ValueError(f"norm must be one of {NORMS}, got {norm!r}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.residual = Linear(channels, channels) if residual else None
+        self.norm = None
+        if norm == "batch":
+            self.norm = BatchNorm(channels)
+        elif norm == "layer":
+            self.norm = LayerNorm(channels, mode="node")
+        self.node_activation = resolve_activation(node_activation)
+        self.dropout = dropout
+
+    def reset_parameters(self) -> None:
+        for module in (self.residual, self.norm):
+            if module is not None:
+                module.reset_parameters()
+
+    def forward(self, updated: Tensor, z: Tensor) -> Tensor:
+        if self.residual is not None:
+            updated = updated + self.residual(z)
+        if self.norm is not None:
+            updated = self.norm(updated)
+        if self.node_activation is not None:
+            updated = self.node_activation(updated)
+        return torch.nn.functional.dropout(updated, self.dropout, self.training)

@@ -1,0 +1,127 @@
+"""DCGNN: the full model, MLP -> DCMsgPassing -> readout."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch_geometric.nn import MLP
+from torch_geometric.nn.inits import kaiming_uniform, zeros
+
+from dcgnn.nn.msg_passing import DCMsgPassing
+from dcgnn_kernels import EgoGraph
+
+
+class AdjacencyEmbedding(torch.nn.Module):
+    r"""A linear map of a node's adjacency row, :math:`(A W)_i = \sum_{j \to i} W_j`, as in LINKX.
+
+    Self-loops do not count and parallel edges count once, as everywhere here. Bound to one graph's nodes.
+    """
+
+    def __init__(self, num_nodes: int, channels: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(num_nodes, channels))
+        self.bias = torch.nn.Parameter(torch.empty(channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        kaiming_uniform(self.weight, fan=self.weight.size(0), a=math.sqrt(5))
+        zeros(self.bias)
+
+    def forward(self, graph: EgoGraph) -> Tensor:
+        if graph.num_nodes != self.weight.size(0):
+            raise ValueError(
+                f"edge_index has {graph.num_nodes} nodes, but the adjacency embedding was made for "
+                f"num_nodes = {self.weight.size(0)}"
+            )
+        # The bags are whole egos; taking the node's own row off leaves its neighbours.
+        bags = functional.embedding_bag(graph.member, self.weight, graph.rowptr[:-1], mode="sum")
+        return bags - self.weight + self.bias
+
+
+class DCGNN(torch.nn.Module):
+    r"""The Differentiable Cluster Graph Neural Network for node classification:
+    an MLP on the input features, :class:`DCMsgPassing`, and a linear readout.
+
+    Args:
+        in_channels: size of the input features, or -1 to take it from the first input.
+        hidden_channels: width of everything in between.
+        out_channels: number of classes.
+        num_global: number :math:`|\Omega|` of global cluster-nodes.
+        num_layers: number of message passing layers.
+        num_mlp_layers: number of linear layers before the message passing.
+        dropout: probability on the input, between layers and before the readout.
+        adjacency_embedding: add :math:`A W`, a learnable embedding of the adjacency rows, to the MLP's
+            output (LINKX); needs ``num_nodes`` and binds the model to one graph.
+        num_nodes: number of nodes of that graph.
+        **kwargs: further options of :class:`DCMsgPassing`.
+
+    Shapes:
+        - **input:** node features :math:`(N, F_{in})`, edge indices :math:`(2, E)` or an
+          :class:`~dcgnn_kernels.EgoGraph`
+        - **output:** logits :math:`(N, C)`; with ``return_state=True`` also a
+          :class:`~dcgnn.nn.msg_passing.DCState`
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        num_global: int,
+        *,
+        num_layers: int = 2,
+        num_mlp_layers: int = 1,
+        dropout: float = 0.0,
+        adjacency_embedding: bool = False,
+        num_nodes: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if num_mlp_layers < 1:
+            raise ValueError(f"num_mlp_layers must be at least 1, got {num_mlp_layers}")
+        if adjacency_embedding and num_nodes is None:
+            raise ValueError("num_nodes must be given with adjacency_embedding=True")
+        self.in_channels = in_channels
+        self.hidden_channels = hidden_channels
+        self.out_channels = out_channels
+        self.dropout = dropout
+        widths = [in_channels] + [hidden_channels] * num_mlp_layers
+        self.encoder = MLP(widths, dropout=dropout, norm=None, plain_last=True)
+        self.adjacency = None
+        if adjacency_embedding:
+            assert num_nodes is not None
+            self.adjacency = AdjacencyEmbedding(num_nodes, hidden_channels)
+        self.message_passing = DCMsgPassing(
+            hidden_channels, num_global, num_layers=num_layers, dropout=dropout, **kwargs
+        )
+        self.readout = torch.nn.Linear(hidden_channels, out_channels)
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew."""
+        self.encoder.reset_parameters()
+        if self.adjacency is not None:
+            self.adjacency.reset_parameters()
+        self.message_passing.reset_parameters()
+        self.readout.reset_parameters()
+
+    def forward(self, x: Tensor, edge_index: Any, return_state: bool = False) -> Any:
+        """Runs the model; see the class for the shapes."""
+        graph = EgoGraph.from_edge_index(edge_index, x.size(0))
+        h = self.encoder(functional.dropout(x, self.dropout, self.training))
+        if self.adjacency is not None:
+            h = h + self.adjacency(graph)
+        h = functional.dropout(functional.relu(h), self.dropout, self.training)
+        result = self.message_passing(h, graph, return_state)
+        z, state = result if return_state else (result, None)
+        logits = self.readout(z)
+        return (logits, state) if return_state else logits
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.in_channels}, {self.hidden_channels}, {self.out_channels}, "
+            f"num_global={self.message_passing.num_global}, num_layers={self.message_passing.num_layers})"
+        )

@@ -1,0 +1,306 @@
+"""DCMsgPassing: message passing between nodes and cluster-nodes (Algorithm 1 of the paper)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcgnn.nn.messages import ClusterMessage, NodeBlock
+from dcgnn.nn.objective import ClusterObjective, clustering_objective
+from dcgnn_kernels import (
+    EgoGraph,
+    cluster_scatter,
+    global_sinkhorn,
+    local_centroids,
+    local_sinkhorn,
+)
+
+
+@dataclass
+class LayerState:
+    """What one layer computed. Assignments and clusters of a problem of weight 0 are None."""
+
+    z: Tensor  # [N, F], the layer's output
+    global_assign: Tensor | None  # [N, Ω]
+    global_clusters: Tensor | None  # [Ω, F]
+    local_assign: Tensor | None  # [S, K]
+    local_clusters: Tensor | None  # [N, K, F]
+    x: Tensor = field(repr=False)
+    graph: EgoGraph = field(repr=False)
+    settings: dict[str, Any] = field(repr=False)
+
+    @cached_property
+    def objective(self) -> ClusterObjective:
+        """The clustering objective after this layer, computed when it is first asked for."""
+        return clustering_objective(
+            self.z,
+            self.x,
+            self.graph,
+            self.global_assign,
+            self.global_clusters,
+            self.local_assign,
+            self.local_clusters,
+            **self.settings,
+        )
+
+
+@dataclass
+class DCState:
+    """The states of all layers; the short names are those of the last one."""
+
+    layers: list[LayerState]
+
+    @property
+    def z(self) -> Tensor:
+        """``[N, F]`` node embeddings."""
+        return self.layers[-1].z
+
+    @property
+    def global_assign(self) -> Tensor | None:
+        """``[N, Ω]``."""
+        return self.layers[-1].global_assign
+
+    @property
+    def global_clusters(self) -> Tensor | None:
+        """``[Ω, F]``."""
+        return self.layers[-1].global_clusters
+
+    @property
+    def local_assign(self) -> Tensor | None:
+        """``[S, K]``."""
+        return self.layers[-1].local_assign
+
+    @property
+    def local_clusters(self) -> Tensor | None:
+        """``[N, K, F]``."""
+        return self.layers[-1].local_clusters
+
+    @property
+    def objectives(self) -> list[ClusterObjective]:
+        """The objective after every layer."""
+        return [layer.objective for layer in self.layers]
+
+
+def _choose(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
+    return value
+
+
+def _count(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+    return value
+
+
+class DCMsgPassing(torch.nn.Module):
+    r"""Differentiable cluster message passing from
+    `"Differentiable Cluster Graph Neural Network" <https://arxiv.org/abs/2405.16185>`_ (Algorithm 1).
+
+    Every layer assigns nodes to cluster-nodes by optimal transport, moves the cluster-nodes to the mean
+    of their nodes and the nodes towards their cluster-nodes:
+
+    .. math::
+        z_i = \gamma_i \Big[ \beta x_i + \alpha\, m_\Omega \sum_j P^\Omega_{ij} \phi(c^\Omega_j)
+        + (1 - \alpha)\, \frac{1}{a_i} \sum_{u : i \in \mathcal N_u^+} m_u \sum_j P^u_{ij} \phi(c^u_j) \Big]
+
+    with :math:`P` and :math:`c` from :func:`dcgnn_kernels.global_sinkhorn` and
+    :func:`dcgnn_kernels.local_sinkhorn`, :math:`\phi` the message (``transform``, ``activation``), and
+    masses :math:`m_\Omega = m_u = 1` (``mass="paper"``) or :math:`m_\Omega = N, m_u = n_u`
+    (``mass="node"``). With :math:`w_i` the local mass that reaches node :math:`i`
+    (:math:`\sum_{u \ni i} 1/n_u`, or the number of egos that hold it), :math:`a_i = 1` for
+    ``aggr="sum"`` and :math:`w_i` for ``aggr="mean"``, and
+
+    .. math::
+        \gamma_i = 1 / \big(\alpha\, m_\Omega / N + \beta + (1 - \alpha)\, w_i / a_i\big)
+
+    is the exact minimiser (``gamma="exact"``). ``gamma="paper"`` is the printed constant, which takes
+    :math:`w_i / a_i = 1`; with ``mass="paper"`` it diverges on irregular graphs.
+
+    Args:
+        channels: number of channels ``F``.
+        num_global: number :math:`|\Omega|` of global cluster-nodes.
+        num_layers: number of layers.
+        num_local: number ``K`` of cluster-nodes of every ego.
+        alpha: weight of the global problem, in [0, 1]; the local ones have :math:`1 - \alpha`. A problem
+            of weight 0 is not computed.
+        beta: weight :math:`\beta \ge 0` of the fidelity to the input features.
+        lam: inverse temperature :math:`\lambda > 0` of both transport problems.
+        global_iters: Sinkhorn iterations of the global problem; None: to convergence.
+        local_iters: Sinkhorn iterations of the local problems; None: to convergence.
+        local_cost_scale: ``"none"``, ``"mean"`` or ``"max"``; unscaled local costs lose accuracy.
+        global_cost_scale: the same for the global problem; a scaled one loses the clusters.
+        gamma: ``"exact"`` or ``"paper"``.
+        mass: ``"node"`` or ``"paper"``.
+        aggr: ``"mean"`` or ``"sum"``; None: ``"mean"`` with node mass, ``"sum"`` with the paper's.
+        local_init: ``"carry"`` (local clusters pass from layer to layer) or ``"fresh"`` (they start from
+            the current embeddings in every layer).
+        activation: :math:`\sigma` of the messages by name or as a callable (``"tanh"`` in the paper).
+        transform: learnable map of the messages: None, ``"shared"`` or ``"per-cluster"``.
+        ego_readout: a node also reads the clusters of its own ego: adds
+            :math:`\sum_j R_j \phi(c^i_j)` with learnable :math:`R_j` (an extension of the paper).
+        residual: adds a linear map of the layer's input.
+        norm: None, ``"batch"`` or ``"layer"``, after every layer.
+        node_activation: activation of the nodes after every layer, by name or as a callable.
+        dropout: probability, after every layer.
+
+    Shapes:
+        - **input:** node features :math:`(N, F)`; edge indices :math:`(2, E)`, an
+          :class:`~dcgnn_kernels.EgoGraph` or anything that :meth:`EgoGraph.from_edge_index` takes
+        - **output:** node embeddings :math:`(N, F)`; with ``return_state=True`` also a
+          :class:`DCState`
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        num_global: int,
+        num_layers: int = 1,
+        num_local: int = 2,
+        alpha: float = 0.5,
+        beta: float = 0.5,
+        lam: float = 2.0,
+        global_iters: int | None = 5,
+        local_iters: int | None = 3,
+        local_cost_scale: str = "max",
+        global_cost_scale: str = "none",
+        gamma: str = "exact",
+        mass: str = "node",
+        aggr: str | None = None,
+        local_init: str = "carry",
+        activation: str | Callable | None = None,
+        transform: str | None = None,
+        ego_readout: bool = False,
+        residual: bool = False,
+        norm: str | None = None,
+        node_activation: str | Callable | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.channels = _count("channels", channels)
+        self.num_global = _count("num_global", num_global)
+        self.num_layers = _count("num_layers", num_layers)
+        self.num_local = _count("num_local", num_local)
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha must be in [0, 1], got {alpha}")
+        if not 0 <= beta < math.inf:
+            raise ValueError(f"beta must be finite and not negative, got {beta}")
+        if not 0 < lam < math.inf:
+            raise ValueError(f"lam must be finite and positive, got {lam}")
+        self.alpha, self.beta, self.lam = float(alpha), float(beta), float(lam)
+        self.global_iters = None if global_iters is None else _count("global_iters", global_iters)
+        self.local_iters = None if local_iters is None else _count("local_iters", local_iters)
+        self.local_cost_scale = _choose("local_cost_scale", local_cost_scale, ("none", "mean", "max"))
+        self.global_cost_scale = _choose("global_cost_scale", global_cost_scale, ("none", "mean", "max"))
+        self.gamma = _choose("gamma", gamma, ("exact", "paper"))
+        self.mass = _choose("mass", mass, ("node", "paper"))
+        if aggr is None:
+            aggr = "mean" if mass == "node" else "sum"
+        self.aggr = _choose("aggr", aggr, ("mean", "sum"))
+        self.local_init = _choose("local_init", local_init, ("carry", "fresh"))
+        self.ego_readout = bool(ego_readout)
+
+        self.global_embedding = torch.nn.Parameter(torch.empty(num_global, channels))
+        self.messages = torch.nn.ModuleList(
+            ClusterMessage(channels, num_local, transform, activation) for _ in range(num_layers)
+        )
+        self.blocks = torch.nn.ModuleList(
+            NodeBlock(channels, residual, norm, node_activation, dropout) for _ in range(num_layers)
+        )
+        self.readouts = torch.nn.ModuleList(
+            torch.nn.Linear(num_local * channels, channels, bias=False)
+            for _ in range(num_layers if ego_readout else 0)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters anew. The global cluster-nodes start orthogonal, of unit length."""
+        torch.nn.init.orthogonal_(self.global_embedding)
+        for module in (*self.messages, *self.blocks, *self.readouts):
+            module.reset_parameters()
+
+    def _local_weights(self, graph: EgoGraph, like: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Mass of each ego's messages ``[N, 1, 1]`` (None: 1) and the local mass ``w`` ``[N, 1]``."""
+        sizes = graph.ego_sizes().to(torch.float32 if like.dtype != torch.float64 else like.dtype)
+        if self.mass == "node":
+            reached = graph.egos_per_node().to(sizes.dtype)
+            return sizes[:, None, None].to(like.dtype), reached[:, None].to(like.dtype)
+        node_of_entry = torch.repeat_interleave(
+            torch.arange(graph.num_nodes, device=like.device),
+            graph.egos_per_node(),
+            output_size=graph.num_slots,
+        )
+        reached = torch.zeros_like(sizes).index_add(0, node_of_entry, (1 / sizes)[graph.ego.long()])
+        return None, reached[:, None].to(like.dtype)
+
+    def forward(self, x: Tensor, edge_index: Any, return_state: bool = False) -> Any:
+        """Runs all layers; see the class for the shapes."""
+        if not isinstance(x, Tensor) or x.dim() != 2 or x.size(1) != self.channels:
+            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must have shape [num_nodes, {self.channels}], got {shape}")
+        if x.size(0) == 0:
+            raise ValueError("x has no rows: the graph must have at least one node")
+        graph = EgoGraph.from_edge_index(edge_index, x.size(0))
+        if graph.device != x.device:
+            raise ValueError(f"edge_index is on {graph.device}, but x is on {x.device}")
+        ego_mass, reached = self._local_weights(graph, x)
+        per_node = reached if self.aggr == "sum" else torch.ones_like(reached)
+        if self.gamma == "paper":
+            per_node = torch.ones_like(reached)
+        global_mass = float(x.size(0)) if self.mass == "node" else 1.0
+        gamma = 1 / (self.alpha * global_mass / x.size(0) + self.beta + (1 - self.alpha) * per_node)
+        use_global, use_local = self.alpha > 0, self.alpha < 1 or self.ego_readout
+
+        z = x
+        # Of type Any: what a problem of weight 0 leaves out is None and is not read below.
+        global_clusters: Any = self.global_embedding if use_global else None
+        local_clusters: Any = None
+        states = []
+        for index, (message, block) in enumerate(zip(self.messages, self.blocks, strict=True)):
+            global_assign: Any = None
+            local_assign: Any = None
+            local_message: Any = None
+            total = self.beta * x
+            if use_global:
+                global_assign, global_clusters = global_sinkhorn(
+                    z, global_clusters, self.lam, self.global_iters, self.global_cost_scale
+                )
+                global_message = message(global_clusters)
+                total = total + self.alpha * global_mass * (global_assign @ global_message)
+            if use_local:
+                if local_clusters is None or self.local_init == "fresh":
+                    local_clusters = local_centroids(z, graph, self.num_local)
+                local_assign, local_clusters = local_sinkhorn(
+                    z, local_clusters, graph, self.lam, self.local_iters, self.local_cost_scale
+                )
+                local_message = message(local_clusters)
+            if self.alpha < 1:
+                weighted = local_message if ego_mass is None else local_message * ego_mass
+                broadcast = cluster_scatter(local_assign, weighted, graph)
+                if self.aggr == "mean":
+                    broadcast = broadcast / reached
+                total = total + (1 - self.alpha) * broadcast
+            updated = gamma * total
+            if self.ego_readout:
+                updated = updated + self.readouts[index](local_message.flatten(1))
+            z = block(updated, z)
+            if return_state:
+                settings = {"alpha": self.alpha, "beta": self.beta, "lam": self.lam, "mass": self.mass}
+                states.append(
+                    LayerState(
+                        z, global_assign, global_clusters, local_assign, local_clusters, x, graph, settings
+                    )
+                )
+        return (z, DCState(states)) if return_state else z
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.channels}, num_global={self.num_global}, "
+            f"num_local={self.num_local}, num_layers={self.num_layers})"
+        )
