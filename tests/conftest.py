@@ -1,0 +1,34 @@
+"""Shared fixtures: fresh memory is NaN, random numbers are seeded, the device is chosen once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# Timings on a shared machine say nothing; examples are the same in every run, so that CI is repeatable.
+settings.register_profile(
+    "project",
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("project")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where the op tests run: cpu (default) or cuda")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory_and_seed() -> None:
+    """torch.empty gives NaN: a kernel that reads or leaves unwritten memory cannot pass by luck."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.manual_seed(0)
