@@ -64,22 +64,29 @@ def _solve_backward(
     return assign, -lam * grad_logits
 
 
-def _scale_backward(distance: Tensor, grad_cost: Tensor, segments: Segments, cost_scale: str) -> Tensor:
-    """Gradient of the squared distances from that of the scaled cost."""
+def _scale_backward(
+    distance: Tensor, cost: Tensor, grad_cost: Tensor, segments: Segments, cost_scale: str
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the squared distances, as a numerator ``[rows, K]`` and a divisor ``[rows]``.
+
+    They are kept apart because the divisor may be so small (features of 1e-20 in float32) that only
+    difference / divisor, and not 1 / divisor, is a number.
+    """
     if cost_scale == "none":
-        return grad_cost
+        return grad_cost, torch.ones_like(grad_cost[:, 0])
     entries = segments.sizes.to(distance.dtype) * distance.size(1)
     first = segments.first_argmax(distance)
     if cost_scale == "mean":
         scale = segments.sum(distance).sum(1) / entries
     else:
         scale = distance.flatten()[first]
-    inverse = torch.where(scale > 0, 1 / scale, 0.0)
-    grad_scale = -segments.sum(grad_cost * distance).sum(1) * inverse.square()
-    grad = grad_cost * segments.expand(inverse)[:, None]
+    grad_scale = -segments.sum(grad_cost * cost).sum(1)
     if cost_scale == "mean":
-        return grad + segments.expand(grad_scale / entries)[:, None]
-    return grad.flatten().index_add(0, first, grad_scale).view_as(grad)
+        grad = grad_cost + segments.expand(grad_scale / entries)[:, None]
+    else:
+        grad = grad_cost.flatten().index_add(0, first, grad_scale).view_as(grad_cost)
+    grad = torch.where(segments.expand(scale > 0)[:, None], grad, 0.0)
+    return grad, segments.expand(torch.where(scale > 0, scale, 1.0))
 
 
 def _sinkhorn_backward(
@@ -104,8 +111,8 @@ def _sinkhorn_backward(
         spread = num_clusters * segments.expand(grad_clusters.to(cost.dtype))
         grad_p = grad_p + (spread * rows[:, None, :]).sum(-1)
     assign, grad_cost = _solve_backward(cost, potentials, grad_p, segments, lam, num_iters)
-    grad_distance = _scale_backward(distance, grad_cost, segments, cost_scale)
-    pull = 2 * grad_distance[:, :, None] * difference
+    grad_distance, divisor = _scale_backward(distance, cost, grad_cost, segments, cost_scale)
+    pull = 2 * grad_distance[:, :, None] * (difference / divisor[:, None, None])
     grad_rows = pull.sum(1)
     if spread is not None:
         grad_rows = grad_rows + (assign[:, :, None] * spread).sum(1)

@@ -134,38 +134,62 @@ def newton_step(row_softmax: Tensor, residual: Tensor, segments: Segments) -> Te
     return torch.nn.functional.pad(step, (0, 1))
 
 
-def converged_potential(logits: Tensor, segments: Segments, tol: float, max_iters: int) -> Tensor:
-    """Column potential of the converged problem, with the implicit gradient.
+def largest(columns: Tensor) -> Tensor:
+    """``[problems, K] -> [problems, 1]``: the largest absolute value."""
+    return columns.abs().amax(1, keepdim=True)
 
-    Each iteration takes, for every problem, the Newton step on the column residual r if that lowers
-    max |r|, and a Sinkhorn iteration otherwise: Sinkhorn alone crawls where assignments are sharp.
-    It ends when every problem's Newton step is within ``tol`` or its residual is rounding noise.
-    The last Newton step is recorded: its derivative by the logits is that of the implicit function.
+
+def balance(logits: Tensor, g: Tensor, segments: Segments, tol: float, max_iters: int) -> Tensor:
+    """Moves g towards the solution of r(g) = 0, r being the column residual.
+
+    Each iteration takes, for every problem, the Newton step if that lowers max |r|, and a Sinkhorn
+    iteration otherwise. It ends when every problem's Newton step is within ``tol`` or its residual is
+    rounding noise, or when no problem has improved for a while (the precision is used up).
     """
     noise = 4 * torch.finfo(logits.dtype).eps
-    longest_step = 5.0
+    longest_step, patience = 5.0, 20
 
-    def residual_at(g: Tensor) -> tuple[Tensor, Tensor]:
+    def at(g: Tensor) -> tuple[Tensor, Tensor]:
         row_softmax = torch.softmax(logits + segments.expand(g), dim=1)
         return row_softmax, column_residual(row_softmax, segments)
 
-    def size(x: Tensor) -> Tensor:
-        return x.abs().amax(1, keepdim=True)
+    row_softmax, residual = at(g)
+    best, waited = largest(residual), 0
+    for _ in range(max_iters):
+        size = largest(residual)
+        step = newton_step(row_softmax, residual, segments)
+        length = largest(step)
+        done = (length <= max(tol, noise)) | (size <= noise)
+        newton = g - step * (longest_step / length).clamp(max=1.0)
+        better = largest(at(newton)[1]) < size
+        sinkhorn = column_potential(logits, row_potential(logits, g, segments), segments)
+        g = torch.where(better, newton, torch.where(done, g, sinkhorn))
+        if bool(done.all()):
+            break
+        row_softmax, residual = at(g)
+        improved = largest(residual) < best
+        best = torch.minimum(best, largest(residual))
+        waited = 0 if bool((improved & ~done).any()) else waited + 1
+        if waited == patience:
+            break
+    return g
 
+
+def converged_potential(logits: Tensor, segments: Segments, tol: float, max_iters: int) -> Tensor:
+    """Column potential of the converged problem, with the implicit gradient.
+
+    Sharp problems are approached by doubling the logits from a smooth start, since from afar both
+    Sinkhorn and Newton advance by a bounded step. The last Newton step is recorded: its derivative by
+    the logits is that of the implicit function.
+    """
     with torch.no_grad():
         g = logits.new_zeros(segments.num_problems, logits.size(1))
-        for _ in range(max_iters):
-            row_softmax, residual = residual_at(g)
-            step = newton_step(row_softmax, residual, segments)
-            done = (size(step) <= max(tol, noise)) | (size(residual) <= noise)
-            newton = g - step * (longest_step / size(step)).clamp(max=1.0)
-            better = size(residual_at(newton)[1]) < size(residual)
-            sinkhorn = column_potential(logits, row_potential(logits, g, segments), segments)
-            g = torch.where(better, newton, torch.where(done, g, sinkhorn))
-            if bool(done.all()):
-                break
-    row_softmax, residual = residual_at(g)
-    step = newton_step(row_softmax.detach(), residual, segments)
+        span = float((logits.amax(1) - logits.amin(1)).max()) if logits.numel() else 0.0
+        for halvings in range(max(0, math.ceil(math.log2(span / 8))) if span > 8 else 0, 0, -1):
+            g = 2 * balance(logits * 0.5**halvings, g, segments, tol, 8)
+        g = balance(logits, g, segments, tol, max_iters)
+    row_softmax = torch.softmax(logits + segments.expand(g), dim=1)
+    step = newton_step(row_softmax.detach(), column_residual(row_softmax, segments), segments)
     return g - step + step.detach()
 
 
@@ -295,7 +319,7 @@ def local_centroids(z: Tensor, graph: EgoGraph, num_local: int = 2) -> Tensor:
     neighbour, group = member[~is_self], group[~is_self]
     sums = own.new_zeros(graph.num_nodes * num_groups, z.size(1)).index_add(0, group, own[neighbour])
     counts = torch.bincount(group, minlength=graph.num_nodes * num_groups).to(compute)
-    sums = sums.view(graph.num_nodes, num_groups, -1)
+    sums = sums.view(graph.num_nodes, num_groups, z.size(1))
     counts = counts.view(graph.num_nodes, num_groups, 1)
     has_neighbours = (sizes > 1)[:, None]
     all_mean = sums.sum(1) / (sizes - 1).clamp(min=1)[:, None]
