@@ -304,6 +304,21 @@ def test_converged_marginals_with_large_features(scale: float, num_local: int) -
         np.testing.assert_allclose(plan.sum(axis=0) * plan.shape[1], 1, atol=1e-6)
 
 
+@pytest.mark.parametrize(("scale", "seed"), [(3.0, 0), (10.0, 0), (30.0, 1)])
+def test_converged_marginals_of_a_tall_sharp_problem(scale: float, seed: int) -> None:
+    """Many nodes for few clusters: a handful of nodes on the borders decide the potentials."""
+    generator = torch.Generator().manual_seed(seed)
+    x = scale * torch.randn(1000, CHANNELS, generator=generator, dtype=torch.float64)
+    embedding = scale * torch.randn(7, CHANNELS, generator=generator, dtype=torch.float64)
+    module = DCMsgPassing(CHANNELS, 7, alpha=1.0, **EXACT).double()
+    with torch.no_grad():
+        module.global_embedding.copy_(embedding)
+        _, state = module(x, edge_tensor([]), return_state=True)
+    plan = loop_model.array(state.global_assign)
+    np.testing.assert_allclose(plan.sum(axis=1) * len(plan), 1, atol=1e-6)
+    np.testing.assert_allclose(plan.sum(axis=0) * plan.shape[1], 1, atol=1e-6)
+
+
 # Descent -----------------------------------------------------------------------------------------------
 
 
@@ -404,7 +419,7 @@ def test_the_printed_gamma_grows_on_the_star_where_the_exact_one_descends() -> N
     totals = {}
     for gamma in ("paper", "exact"):
         options = {**EXACT, "gamma": gamma}
-        _, _, state = run("star", 0, 6, mass="paper", **options, **weights)
+        _, _, state = run("star", 0, 12, mass="paper", **options, **weights)
         totals[gamma] = [value.total.item() for value in state.objectives]
     assert all(after <= before for before, after in itertools.pairwise(totals["exact"]))
     assert totals["exact"][-1] < totals["exact"][0]
