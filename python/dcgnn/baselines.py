@@ -1,0 +1,98 @@
+"""GCN and GAT in the skeleton of :class:`~dcgnn.DCGNN`, for comparisons on equal terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.nn import GATConv, GCNConv
+
+from dcgnn.nn.messages import NodeBlock
+
+
+class ConvNet(nn.Module):
+    r"""A linear input map, convolutions of one kind, and a linear readout.
+
+    With :math:`h^0 = \mathrm{ReLU}(W_{in} x)` each of the :math:`L` layers computes
+
+    .. math::
+        h^{l+1} = \mathrm{dropout}(\mathrm{ReLU}(\mathrm{norm}(
+        \mathrm{conv}(h^l) + [\text{residual}]\, W^l h^l)))
+
+    (dropout also before the first map) and the logits are :math:`W_{out} h^L`.
+
+    Args:
+        conv: Makes one convolution from its number of channels; called as ``conv(h, graph)``.
+        in_channels: Input features :math:`F`.
+        hidden_channels: Width of all layers.
+        out_channels: Number of classes :math:`C`.
+        num_layers: Number of convolutions :math:`L`.
+        dropout: Dropout probability.
+        norm: ``None``, ``"batch"`` or ``"layer"``.
+        residual: Add a linear map of the node itself in every layer.
+
+    Shapes:
+        ``x`` :math:`[N, F]`, whatever graph the convolution takes, logits :math:`[N, C]`.
+    """
+
+    def __init__(
+        self,
+        conv: Callable[[int], nn.Module],
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        *,
+        num_layers: int = 2,
+        dropout: float = 0.0,
+        norm: str | None = None,
+        residual: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.lin_in = nn.Linear(in_channels, hidden_channels)
+        self.convs = nn.ModuleList(conv(hidden_channels) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(
+            NodeBlock(hidden_channels, residual, norm, "relu", dropout) for _ in range(num_layers)
+        )
+        self.lin_out = nn.Linear(hidden_channels, out_channels)
+
+    def forward(self, x: Tensor, graph: Tensor) -> Tensor:
+        """Logits of every node."""
+        h = self._drop(functional.relu(self.lin_in(self._drop(x))))
+        for conv, block in zip(self.convs, self.blocks, strict=True):
+            h = block(conv(h, graph), h)
+        return self.lin_out(h)
+
+    def _drop(self, h: Tensor) -> Tensor:
+        return functional.dropout(h, self.dropout, self.training)
+
+
+def gcn(in_channels: int, hidden_channels: int, out_channels: int, **options: object) -> ConvNet:
+    """:class:`ConvNet` of PyG's ``GCNConv``.
+
+    The normalised edges are computed once and kept, as an :class:`~dcgnn_kernels.EgoGraph` is, so
+    a model serves one graph.
+    """
+    return ConvNet(
+        lambda channels: GCNConv(channels, channels, cached=True),
+        in_channels,
+        hidden_channels,
+        out_channels,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def gat(
+    in_channels: int, hidden_channels: int, out_channels: int, heads: int = 4, **options: object
+) -> ConvNet:
+    """:class:`ConvNet` of PyG's ``GATConv``; the heads share the width."""
+    if hidden_channels % heads:
+        raise ValueError(f"hidden_channels ({hidden_channels}) must be a multiple of heads ({heads})")
+    return ConvNet(
+        lambda channels: GATConv(channels, channels // heads, heads=heads),
+        in_channels,
+        hidden_channels,
+        out_channels,
+        **options,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,396 @@
+"""Full-batch training with early stopping, checkpoints and an exact resume."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from dcgnn.checkpoint import CheckpointError, check_same_run, load_checkpoint, save_checkpoint
+from dcgnn.data.graph_data import GraphData
+from dcgnn.losses import training_loss
+from dcgnn.metrics import check_scorable, score
+from dcgnn.nn.model import DCGNN
+from dcgnn_kernels import EgoGraph
+
+
+class TrainingDiverged(RuntimeError):
+    """Loss or logits are no longer finite."""
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM; ``path`` is the checkpoint that was left, if any."""
+
+    def __init__(self, path: Path | None, epoch: int) -> None:
+        super().__init__(f"interrupted after epoch {epoch}")
+        self.path = path
+        self.epoch = epoch
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    r"""How to train; :math:`L = \mathrm{CE} + \omega_1 L_{ortho} + \omega_2 L_{sim}`.
+
+    Args:
+        epochs: Most epochs to run.
+        lr: Learning rate of Adam.
+        weight_decay: L2 penalty of Adam.
+        patience: Epochs without a better validation metric before training stops.
+        seed: Seed of everything random while training (dropout).
+        ortho_weight: :math:`\omega_1`.
+        sim_weight: :math:`\omega_2`.
+        sim_aggr: How the clusters of a class are joined: ``"max"``, ``"mean"`` or ``"sum"``.
+        sim_metric: ``"cosine"`` similarity or ``"distance"``.
+    """
+
+    epochs: int = 500
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    patience: int = 100
+    seed: int = 0
+    ortho_weight: float = 0.0
+    sim_weight: float = 0.0
+    sim_aggr: str = "max"
+    sim_metric: str = "cosine"
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise ValueError(f"lr must be positive, got {self.lr}")
+        for name in ("weight_decay", "ortho_weight", "sim_weight"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must not be negative, got {value}")
+
+    @property
+    def needs_state(self) -> bool:
+        """Whether the loss looks at assignments and clusters."""
+        return self.ortho_weight > 0 or self.sim_weight > 0
+
+
+@dataclass
+class History:
+    """One entry for every epoch."""
+
+    loss: list[float] = field(default_factory=list)
+    val_loss: list[float] = field(default_factory=list)
+    val_metric: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+
+@dataclass
+class TrainResult:
+    """What a run came to; metrics are those of the best epoch on validation."""
+
+    graph: str
+    split: int
+    seed: int
+    metric: str
+    train_metric: float
+    val_metric: float
+    test_metric: float
+    best_epoch: int
+    epochs: int
+    stopped_early: bool
+    seconds: float
+    seconds_per_epoch: float
+    num_parameters: int
+    history: History
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists, for JSON."""
+        return dataclasses.asdict(self)
+
+
+def train(
+    model: nn.Module,
+    data: GraphData,
+    config: TrainConfig | None = None,
+    *,
+    graph: Any = None,
+    model_options: Mapping[str, Any] | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int = 0,
+    resume: bool = False,
+    progress: bool = False,
+) -> TrainResult:
+    """Train ``model`` on the whole graph and report the epoch that validates best.
+
+    The first Ctrl-C (or SIGTERM) ends training after the running epoch and leaves a checkpoint
+    from which ``resume`` continues to the same bits as a run without interruption; a second one
+    ends it at once and leaves the checkpoint that was written last.
+
+    Args:
+        model: Called as ``model(x, graph)``; it stays on its device and ends with the best
+            weights.
+        data: Graph, features, labels and split; moved to the device of the model.
+        config: How to train.
+        graph: Second argument of the model. By default an :class:`~dcgnn_kernels.EgoGraph` for
+            :class:`~dcgnn.DCGNN` and ``edge_index`` for any other model.
+        model_options: What the model was made from; kept in the checkpoint and compared by
+            ``resume``.
+        checkpoint: File for checkpoints.
+        checkpoint_every: Write it after every so many epochs and at the end; 0: only when
+            interrupted.
+        resume: Continue from ``checkpoint``. More ``epochs`` than before are allowed.
+        progress: Show a progress bar on stderr.
+
+    Raises:
+        ValueError: If the data cannot be scored.
+        CheckpointError: If there is nothing to resume, or it belongs to another run.
+        TrainingDiverged: If loss or logits are no longer finite.
+        TrainingInterrupted: After Ctrl-C or SIGTERM.
+    """
+    config = config or TrainConfig()
+    check_scorable(data)
+    if resume and checkpoint is None:
+        raise ValueError("resume wants the checkpoint to continue from")
+    run = _Run(model, data, config, graph)
+    identity = _identity(model, data, config, model_options or {})
+    path = Path(checkpoint) if checkpoint is not None else None
+
+    torch.manual_seed(config.seed)
+    if resume and path is not None:
+        run.restore(path, identity)
+
+    def save() -> None:
+        if path is not None:
+            save_checkpoint(path, {"identity": identity, **run.state()})
+
+    with (
+        _deferred_signals() as stop,
+        tqdm(
+            total=config.epochs,
+            initial=run.epoch,
+            disable=not progress,
+            desc=data.name,
+            unit="epoch",
+        ) as bar,
+    ):
+        while not run.finished:
+            try:
+                run.step()
+            except TrainingDiverged as error:
+                kept = path is not None and path.is_file() and (checkpoint_every > 0 or resume)
+                where = f"; the last good checkpoint is {path}" if kept else ""
+                raise TrainingDiverged(f"{error}{where}") from None
+            bar.update()
+            bar.set_postfix(
+                {
+                    "loss": f"{run.history.loss[-1]:.4f}",
+                    f"val {data.metric}": f"{100 * run.history.val_metric[-1]:.2f}",
+                    "best": f"{100 * run.best_metric:.2f}",
+                },
+                refresh=False,
+            )
+            if stop.is_set():
+                save()
+                raise TrainingInterrupted(path, run.epoch)
+            if checkpoint_every and run.epoch % checkpoint_every == 0:
+                save()
+        if checkpoint_every:
+            save()
+    return run.result()
+
+
+class _Run:
+    """The state of one training run: everything that a checkpoint must hold."""
+
+    def __init__(self, model: nn.Module, data: GraphData, config: TrainConfig, graph: Any) -> None:
+        device = next(model.parameters()).device
+        self.model = model
+        self.data = data.to(device)
+        self.config = config
+        if graph is None:
+            graph = self.data.edge_index
+            if isinstance(model, DCGNN):
+                graph = EgoGraph.from_edge_index(graph, data.num_nodes)
+        self.graph = graph
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        self.epoch = 0
+        self.best_epoch = 0
+        self.best_metric = -math.inf
+        self.best_loss = math.inf
+        self.best_weights: dict[str, Tensor] = {}
+        self.history = History()
+
+    @property
+    def stopped_early(self) -> bool:
+        return self.epoch - self.best_epoch >= self.config.patience
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch >= self.config.epochs or self.stopped_early
+
+    def step(self) -> None:
+        """One epoch: a gradient step on the training nodes, then validation."""
+        started = time.perf_counter()
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._loss()
+        self._check_finite(loss, "training loss")
+        loss.backward()
+        self.optimizer.step()
+
+        logits = self._predict()
+        mask = self.data.val_mask
+        val_loss = nn.functional.cross_entropy(logits[mask], self.data.y[mask])
+        # A NaN gradient shows here, before this epoch can reach a checkpoint.
+        self._check_finite(logits, "output after the step")
+        val_metric = score(logits[mask], self.data.y[mask], self.data.metric)
+
+        self.epoch += 1
+        # Small validation sets tie often; among equals the lower loss is the better model.
+        if (val_metric, -val_loss.item()) > (self.best_metric, -self.best_loss):
+            self.best_epoch = self.epoch
+            self.best_metric, self.best_loss = val_metric, val_loss.item()
+            self.best_weights = copy.deepcopy(self.model.state_dict())
+        self.history.loss.append(loss.item())
+        self.history.val_loss.append(val_loss.item())
+        self.history.val_metric.append(val_metric)
+        self.history.seconds.append(time.perf_counter() - started)
+
+    def _loss(self) -> Tensor:
+        state = None
+        if self.config.needs_state:
+            logits, state = self.model(self.data.x, self.graph, return_state=True)
+        else:
+            logits = self.model(self.data.x, self.graph)
+        return training_loss(
+            logits,
+            self.data.y,
+            state,
+            mask=self.data.train_mask,
+            ortho_weight=self.config.ortho_weight,
+            sim_weight=self.config.sim_weight,
+            sim_aggr=self.config.sim_aggr,
+            sim_metric=self.config.sim_metric,
+        )
+
+    @torch.no_grad()
+    def _predict(self) -> Tensor:
+        self.model.eval()
+        return self.model(self.data.x, self.graph)
+
+    def _check_finite(self, values: Tensor, what: str) -> None:
+        if not bool(torch.isfinite(values).all()):
+            raise TrainingDiverged(
+                f"{what} is not finite in epoch {self.epoch + 1}; try a learning rate below {self.config.lr}"
+            )
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next epoch depends on."""
+        return {
+            "config": dataclasses.asdict(self.config),
+            "epoch": self.epoch,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "rng_cpu": torch.get_rng_state(),
+            "rng_cuda": torch.cuda.get_rng_state_all(),
+            "best_epoch": self.best_epoch,
+            "best_metric": self.best_metric,
+            "best_loss": self.best_loss,
+            "best_weights": self.best_weights,
+            "history": dataclasses.asdict(self.history),
+        }
+
+    def restore(self, path: Path, identity: Mapping[str, Any]) -> None:
+        """Continue where the checkpoint at ``path`` ends."""
+        saved = load_checkpoint(path)
+        check_same_run(path, saved["identity"], identity)
+        try:
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{path} does not fit the model: {error}") from error
+        self.epoch = saved["epoch"]
+        self.best_epoch = saved["best_epoch"]
+        self.best_metric = saved["best_metric"]
+        self.best_loss = saved["best_loss"]
+        self.best_weights = saved["best_weights"]
+        self.history = History(**saved["history"])
+        torch.set_rng_state(saved["rng_cpu"])
+        if len(saved["rng_cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(saved["rng_cuda"])
+
+    def result(self) -> TrainResult:
+        """Restore the best weights and score every mask with them."""
+        self.model.load_state_dict(self.best_weights)
+        logits = self._predict()
+        scores = {
+            name: score(logits[mask], self.data.y[mask], self.data.metric)
+            for name, mask in self.data.masks().items()
+        }
+        return TrainResult(
+            graph=self.data.name,
+            split=self.data.split,
+            seed=self.config.seed,
+            metric=self.data.metric,
+            train_metric=scores["train_mask"],
+            val_metric=scores["val_mask"],
+            test_metric=scores["test_mask"],
+            best_epoch=self.best_epoch,
+            epochs=self.epoch,
+            stopped_early=self.stopped_early,
+            seconds=sum(self.history.seconds),
+            seconds_per_epoch=statistics.median(self.history.seconds),
+            num_parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            history=self.history,
+        )
+
+
+def _identity(
+    model: nn.Module, data: GraphData, config: TrainConfig, model_options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What must agree for a checkpoint to be continued; more epochs are welcome."""
+    settings = dataclasses.asdict(config)
+    del settings["epochs"]
+    return {
+        "graph": data.name,
+        "split": data.split,
+        "data": data.fingerprint(),
+        "model": type(model).__name__,
+        **model_options,
+        **settings,
+    }
+
+
+@contextmanager
+def _deferred_signals() -> Iterator[threading.Event]:
+    """Turn the first SIGINT or SIGTERM into a request; a second one interrupts at once."""
+    stop = threading.Event()
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        tqdm.write("stopping after this epoch (once more: at once)", file=sys.stderr)
+
+    previous: dict[signal.Signals, Any] = {}
+    # Python hands signals to the main thread alone; one that the parent ignores stays ignored.
+    if threading.current_thread() is threading.main_thread():
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                previous[signum] = signal.signal(signum, handler)
+    try:
+        yield stop
+    finally:
+        for signum, action in previous.items():
+            signal.signal(signum, action)
