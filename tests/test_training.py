@@ -150,7 +150,7 @@ def test_a_checkpoint_of_another_run_is_refused(data, tmp_path):
             resume=True,
         )
 
-    with pytest.raises(CheckpointError, match=r"lr is 0\.01 in the checkpoint and 0\.5 here"):
+    with pytest.raises(CheckpointError, match=r"lr is 0\.005 in the checkpoint and 0\.5 here"):
         resume(config=replace(config, lr=0.5))
     with pytest.raises(CheckpointError, match="seed is 0 in the checkpoint and 4 here"):
         resume(config=replace(config, seed=4))

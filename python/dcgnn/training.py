@@ -59,7 +59,7 @@ class TrainConfig:
     """
 
     epochs: int = 500
-    lr: float = 0.01
+    lr: float = 0.005
     weight_decay: float = 5e-4
     patience: int = 100
     seed: int = 0
@@ -249,7 +249,11 @@ class _Run:
         loss.backward()
         self.optimizer.step()
 
-        logits = self._predict()
+        try:
+            logits = self._predict()
+        except ValueError as error:
+            # The arguments were good a moment ago, so it is the new weights that overflow.
+            raise self._diverged(f"the model fails after the step ({error})") from error
         mask = self.data.val_mask
         val_loss = nn.functional.cross_entropy(logits[mask], self.data.y[mask])
         # A NaN gradient shows here, before this epoch can reach a checkpoint.
@@ -291,9 +295,12 @@ class _Run:
 
     def _check_finite(self, values: Tensor, what: str) -> None:
         if not bool(torch.isfinite(values).all()):
-            raise TrainingDiverged(
-                f"{what} is not finite in epoch {self.epoch + 1}; try a learning rate below {self.config.lr}"
-            )
+            raise self._diverged(f"{what} is not finite")
+
+    def _diverged(self, what: str) -> TrainingDiverged:
+        return TrainingDiverged(
+            f"{what} in epoch {self.epoch + 1}; try a learning rate below {self.config.lr}"
+        )
 
     def state(self) -> dict[str, Any]:
         """Everything that the next epoch depends on."""

@@ -1,0 +1,159 @@
+"""Command-line options made from the signatures of the model and the training configuration."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_args, get_type_hints
+
+from dcgnn.nn.model import DCGNN
+from dcgnn.nn.msg_passing import DCMsgPassing
+from dcgnn.training import TrainConfig
+
+#: Arguments of the model that follow from the graph or from another argument.
+_NOT_OPTIONS = frozenset({"in_channels", "out_channels", "num_nodes", "channels", "kwargs"})
+
+#: Flags that read better than the name of the argument.
+_FLAGS = {"hidden_channels": "hidden", "num_layers": "layers"}
+
+#: Where training from the command line starts from, if not at the default of the signature:
+#: the skeleton that serves homophilous graphs (Cora) and heterophilous ones (Minesweeper) alike.
+_DEFAULTS: Mapping[str, Any] = {
+    "hidden_channels": 64,
+    "num_global": 0,
+    "dropout": 0.3,
+    "norm": "layer",
+    "residual": True,
+    "node_activation": "relu",
+    "transform": "per-cluster",
+    "ego_readout": True,
+}
+
+_MODEL_HELP = {
+    "hidden_channels": "width of the hidden layers",
+    "num_global": "number |Ω| of global clusters; 0: about 8, a multiple of the classes",
+    "num_layers": "number of message-passing layers",
+    "num_mlp_layers": "layers of the MLP before message passing",
+    "dropout": "dropout probability",
+    "norm": "norm between layers: none, batch or layer",
+    "residual": "add a linear map of the node itself in every layer",
+    "node_activation": "activation of the nodes between layers: none, relu, ...",
+    "adjacency_embedding": "add an embedding of the adjacency rows to the input, as in LINKX",
+    "num_local": "number K of local clusters of every ego-neighbourhood",
+    "alpha": "weight α of the global clusters against the local ones",
+    "beta": "weight β of the input features",
+    "lam": "λ, the inverse temperature of the transport",
+    "global_iters": "Sinkhorn iterations of the global problem; none: to convergence",
+    "local_iters": "Sinkhorn iterations of the local problems; none: to convergence",
+    "local_cost_scale": "scale of the local costs: none, mean or max",
+    "global_cost_scale": "scale of the global costs: none, mean or max",
+    "gamma": "normalisation of the node update: exact or paper",
+    "mass": "unit of mass in a problem: node or paper",
+    "aggr": "broadcast from the local clusters: mean or sum",
+    "local_init": "local clusters of a layer: carry over or fresh",
+    "activation": "activation of the cluster embeddings: none, tanh, ...",
+    "transform": "learnable map of the cluster embeddings: none, shared or per-cluster",
+    "ego_readout": "let a node read the clusters of its own ego directly",
+}
+
+_TRAIN_HELP = {
+    "epochs": "most epochs to run",
+    "lr": "learning rate of Adam",
+    "weight_decay": "weight decay of Adam",
+    "patience": "epochs without a better validation metric before training stops",
+    "ortho_weight": "weight ω1 of the orthogonality loss",
+    "sim_weight": "weight ω2 of the similarity loss",
+    "sim_aggr": "join the clusters of a class by max, mean or sum",
+    "sim_metric": "similarity loss by cosine or distance",
+}
+
+
+def model_defaults() -> dict[str, Any]:
+    """Every option of the model with the default of the command line."""
+    return {name: default for name, (_, default) in _model_parameters().items()}
+
+
+def add_model_options(parser: argparse._ActionsContainer) -> None:
+    """One option for every argument of :class:`~dcgnn.DCGNN` that the graph does not fix."""
+    for name, (kind, default) in _model_parameters().items():
+        _add(parser, name, kind, default, _MODEL_HELP.get(name, "see the argument of DCGNN"))
+
+
+def train_option_names() -> list[str]:
+    """Fields of :class:`~dcgnn.training.TrainConfig` that are options; seeds have their own."""
+    return [field.name for field in dataclasses.fields(TrainConfig) if field.name != "seed"]
+
+
+def add_train_options(parser: argparse._ActionsContainer) -> None:
+    """One option for every field of :class:`~dcgnn.training.TrainConfig` but the seed."""
+    defaults = TrainConfig()
+    for name in train_option_names():
+        default = getattr(defaults, name)
+        _add(parser, name, type(default), default, _TRAIN_HELP[name])
+
+
+def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of the model as they were given."""
+    return {name: getattr(arguments, name) for name in model_defaults()}
+
+
+def train_config(arguments: argparse.Namespace, seed: int) -> TrainConfig:
+    """The training configuration as it was given, for one seed."""
+    given = {name: getattr(arguments, name) for name in train_option_names()}
+    return TrainConfig(seed=seed, **given)
+
+
+def build_model(options: Mapping[str, Any], *, channels: int, classes: int, nodes: int) -> DCGNN:
+    """The model for a graph with these input channels, classes and nodes."""
+    arguments = dict(options)
+    if not arguments["num_global"]:
+        # A multiple of the classes, so that the similarity loss can be switched on.
+        arguments["num_global"] = classes * max(1, round(8 / classes))
+    if arguments["adjacency_embedding"]:
+        arguments["num_nodes"] = nodes
+    return DCGNN(channels, out_channels=classes, **arguments)
+
+
+def _model_parameters() -> dict[str, tuple[Any, Any]]:
+    """Type and default of every option of the model, by name of the argument.
+
+    What :class:`~dcgnn.DCGNN` does not name itself it hands on to its message passing.
+    """
+    found: dict[str, tuple[Any, Any]] = {}
+    for owner in (DCGNN, DCMsgPassing):
+        kinds = get_type_hints(owner.__init__)
+        for name, parameter in inspect.signature(owner).parameters.items():
+            if name not in _NOT_OPTIONS and name not in found:
+                found[name] = (kinds[name], _DEFAULTS.get(name, parameter.default))
+    return found
+
+
+def _add(parser: argparse._ActionsContainer, name: str, kind: Any, default: Any, help_text: str) -> None:
+    flag = "--" + _FLAGS.get(name, name).replace("_", "-")
+    shown = "none" if default is None else default
+    text = f"{help_text} (default: {shown})".replace("%", "%%")
+    if kind is bool:
+        parser.add_argument(
+            flag, dest=name, default=default, action=argparse.BooleanOptionalAction, help=text
+        )
+        return
+    parts = get_args(kind) or (kind,)
+    number = next((part for part in (int, float) if part in parts), None)
+    metavar = {int: "N", float: "X", None: "WORD"}[number]
+    read: Callable[[str], Any] = number or str
+    if type(None) in parts:
+        read = _or_none(read)
+    parser.add_argument(flag, dest=name, default=default, type=read, metavar=metavar, help=text)
+
+
+def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Read ``none`` as no value, anything else by ``read``."""
+
+    def convert(text: str) -> Any:
+        return None if text.lower() == "none" else read(text)
+
+    # argparse names the type in its messages.
+    convert.__name__ = f"{read.__name__} or none"
+    return convert

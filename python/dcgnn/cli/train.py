@@ -1,0 +1,250 @@
+"""``dcgnn train``: train on one graph over seeds and splits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dcgnn.checkpoint import CheckpointError, atomic_write
+from dcgnn.cli import options
+from dcgnn.cli.graphs import describe_graphs
+from dcgnn.cli.info import environment
+from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
+from dcgnn.training import TrainingInterrupted, TrainResult, train
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "train",
+        help="train DC-GNN on a graph",
+        description="Train DC-GNN for node classification on one graph.",
+        epilog=describe_graphs().replace("%", "%%"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("graph", metavar="GRAPH", help="graph to train on, see below")
+    parser.add_argument(
+        "--data-root",
+        metavar="DIR",
+        help=f"folder of the raw files (default: {DATA_ROOT_VARIABLE})",
+    )
+    parser.add_argument("--split", default="0", metavar="SPLITS", help="0, 0-9, 0,3,5 or all (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default: 0)")
+    parser.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="run N seeds, from --seed on (default: 1)"
+    )
+    parser.add_argument(
+        "--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda if there is one)"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="FILE",
+        help="file for checkpoints; without it one is written to "
+        "the current folder when training is interrupted",
+    )
+    parser.add_argument(
+        "--checkpoint-every",
+        type=int,
+        metavar="N",
+        help="write it every N epochs and at the end (default: 50 with --checkpoint)",
+    )
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
+    parser.add_argument("--json", metavar="FILE", help="write results as JSON; -: to stdout")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar, results only")
+    options.add_train_options(parser.add_argument_group("training"))
+    options.add_model_options(parser.add_argument_group("model"))
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train every split and seed that was asked for, and report."""
+    splits = parse_splits(arguments.split, num_splits(arguments.graph))
+    if arguments.seeds < 1:
+        raise ValueError(f"--seeds must be positive, got {arguments.seeds}")
+    every = arguments.checkpoint_every
+    if every is None:
+        every = 50 if arguments.checkpoint else 0
+    if every < 0:
+        raise ValueError(f"--checkpoint-every must not be negative, got {every}")
+    device = _device(arguments.device)
+    if arguments.json not in (None, "-"):
+        _check_writable(Path(arguments.json))
+
+    seeds = range(arguments.seed, arguments.seed + arguments.seeds)
+    runs = [(split, seed) for split in splits for seed in seeds]
+    paths = _checkpoint_paths(arguments, runs)
+    resumable = {run for run, path in paths.items() if path.is_file()}
+    if arguments.resume and not resumable:
+        raise CheckpointError(f"no checkpoint at {paths[runs[0]]}: nothing to resume")
+    if arguments.checkpoint or every:
+        _check_writable(paths[runs[0]])
+
+    # With JSON on stdout, what is meant for people goes to stderr.
+    out = sys.stderr if arguments.json == "-" else sys.stdout
+    results = []
+    for split, seed in runs:
+        result = _train_one(
+            arguments,
+            split=split,
+            seed=seed,
+            device=device,
+            checkpoint=paths[split, seed],
+            checkpoint_every=every,
+            resume=arguments.resume and (split, seed) in resumable,
+        )
+        results.append(result)
+        print(_summary(result), file=out, flush=True)
+    if len(results) > 1:
+        mean, deviation = _mean_and_deviation(results)
+        print(
+            f"{results[0].graph}: test {results[0].metric} "
+            f"{100 * mean:.2f} ± {100 * deviation:.2f} over {len(results)} runs",
+            file=out,
+        )
+    if arguments.json:
+        _write_json(arguments.json, _report(arguments, results))
+
+
+def parse_splits(text: str, available: int) -> list[int]:
+    """Split indices from ``"3"``, ``"0-9"``, ``"0,2,5-7"`` or ``"all"``."""
+    if text.strip().lower() == "all":
+        return list(range(available))
+    splits: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if match is None:
+            raise ValueError(f"--split wants 0, 0-9, 0,3,5 or all, got {text!r}")
+        first = int(match[1])
+        last = int(match[2]) if match[2] else first
+        if last < first:
+            raise ValueError(f"--split: the range {part.strip()} is empty")
+        splits.extend(range(first, last + 1))
+    return list(dict.fromkeys(splits))
+
+
+def _train_one(
+    arguments: argparse.Namespace,
+    *,
+    split: int,
+    seed: int,
+    device: torch.device,
+    checkpoint: Path,
+    checkpoint_every: int,
+    resume: bool,
+) -> TrainResult:
+    data = load_graph(arguments.graph, data_root=arguments.data_root, split=split)
+    config = options.train_config(arguments, seed)
+    model_options = options.model_options(arguments)
+    torch.manual_seed(seed)
+    model = options.build_model(
+        model_options,
+        channels=data.num_features,
+        classes=data.num_classes,
+        nodes=data.num_nodes,
+    ).to(device)
+    before = _modified(checkpoint)
+    try:
+        return train(
+            model,
+            data,
+            config,
+            model_options=model_options,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            resume=resume,
+            progress=not arguments.quiet,
+        )
+    except KeyboardInterrupt as interrupt:
+        written = _modified(checkpoint) not in (None, before)
+        if not written and not resume:
+            raise KeyboardInterrupt("interrupted; no checkpoint was written") from None
+        when = f" after epoch {interrupt.epoch}" if isinstance(interrupt, TrainingInterrupted) else ""
+        raise KeyboardInterrupt(
+            f"interrupted{when}; checkpoint: {checkpoint} (continue with --resume)"
+        ) from None
+
+
+def _modified(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.is_file() else None
+
+
+def _checkpoint_paths(
+    arguments: argparse.Namespace, runs: list[tuple[int, int]]
+) -> dict[tuple[int, int], Path]:
+    """One file for each run; several runs get the split and the seed into the name."""
+    if arguments.checkpoint and len(runs) == 1:
+        return {runs[0]: Path(arguments.checkpoint)}
+    if arguments.checkpoint:
+        base = Path(arguments.checkpoint)
+    else:
+        base = Path("dcgnn-" + re.sub(r"[^\w.=,-]+", "-", arguments.graph) + ".pt")
+    return {
+        (split, seed): base.with_name(f"{base.stem}-split{split}-seed{seed}{base.suffix}")
+        for split, seed in runs
+    }
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"--device {name} cannot be used: {reason}") from None
+    return device
+
+
+def _check_writable(path: Path) -> None:
+    """Fail before hours of training rather than after them."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, a file is wanted")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"{path.parent} cannot be written to")
+
+
+def _summary(result: TrainResult) -> str:
+    stopped = ", stopped early" if result.stopped_early else ""
+    return (
+        f"{result.graph}, split {result.split}, seed {result.seed}: "
+        f"test {result.metric} {100 * result.test_metric:.2f} "
+        f"(validation {100 * result.val_metric:.2f}, best epoch {result.best_epoch} of "
+        f"{result.epochs}{stopped}; {1000 * result.seconds_per_epoch:.1f} ms per epoch)"
+    )
+
+
+def _mean_and_deviation(results: list[TrainResult]) -> tuple[float, float]:
+    scores = [result.test_metric for result in results]
+    return statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0
+
+
+def _report(arguments: argparse.Namespace, results: list[TrainResult]) -> dict[str, Any]:
+    mean, deviation = _mean_and_deviation(results)
+    return {
+        "graph": results[0].graph,
+        "metric": results[0].metric,
+        "test_mean": mean,
+        "test_std": deviation,
+        "runs": [result.to_dict() for result in results],
+        "model": options.model_options(arguments),
+        "training": {name: getattr(arguments, name) for name in options.train_option_names()},
+        "environment": environment(),
+    }
+
+
+def _write_json(target: str, report: dict[str, Any]) -> None:
+    text = json.dumps(report, indent=2, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    atomic_write(target, lambda file: file.write(text.encode()))
