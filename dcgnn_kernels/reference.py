@@ -140,35 +140,49 @@ def largest(columns: Tensor) -> Tensor:
 
 
 def balance(logits: Tensor, g: Tensor, segments: Segments, tol: float, max_iters: int) -> Tensor:
-    """Moves g towards the solution of r(g) = 0, r being the column residual.
+    r"""Moves g towards the solution of r(g) = 0, r being the column residual.
 
-    Each iteration takes, for every problem, the Newton step if that lowers max |r|, and a Sinkhorn
-    iteration otherwise. It ends when every problem's Newton step is within ``tol`` or its residual is
+    :math:`-r` is the gradient of the concave dual
+    :math:`D(g) = \frac1K \sum_j g_j - \frac1n \sum_u \operatorname{logsumexp}_j(L_{uj} + g_j)`. Each
+    iteration takes, for every problem, the Newton step (whole or a quarter, never longer than a bound)
+    or the Sinkhorn iteration, whichever raises D most; Newton's also when it lowers max |r|, since D is
+    flat near its top. It ends when every problem's Newton step is within ``tol`` or its residual is
     rounding noise, or when no problem has improved for a while (the precision is used up).
     """
-    noise = 4 * torch.finfo(logits.dtype).eps
-    longest_step, patience = 5.0, 20
+    eps = torch.finfo(logits.dtype).eps
+    noise, longest_step, patience = 4 * eps, 5.0, 20
+    sizes = segments.sizes.to(logits.dtype)[:, None]
 
-    def at(g: Tensor) -> tuple[Tensor, Tensor]:
-        row_softmax = torch.softmax(logits + segments.expand(g), dim=1)
-        return row_softmax, column_residual(row_softmax, segments)
+    def at(g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shifted = logits + segments.expand(g)
+        log_sums = torch.logsumexp(shifted, dim=1, keepdim=True)
+        row_softmax = (shifted - log_sums).exp()
+        dual = g.mean(1, keepdim=True) - segments.sum(log_sums) / sizes
+        return row_softmax, column_residual(row_softmax, segments), dual
 
-    row_softmax, residual = at(g)
-    best, waited = largest(residual), 0
+    row_softmax, residual, dual = at(g)
+    best, best_dual, waited = largest(residual), dual, 0
     for _ in range(max_iters):
         size = largest(residual)
         step = newton_step(row_softmax, residual, segments)
         length = largest(step)
         done = (length <= max(tol, noise)) | (size <= noise)
-        newton = g - step * (longest_step / length).clamp(max=1.0)
-        better = largest(at(newton)[1]) < size
-        sinkhorn = column_potential(logits, row_potential(logits, g, segments), segments)
-        g = torch.where(better, newton, torch.where(done, g, sinkhorn))
+        step = step * (longest_step / length).clamp(max=1.0)
+        following = column_potential(logits, row_potential(logits, g, segments), segments)
+        highest = at(following)[2]
+        following = torch.where(done, g, following)
+        for fraction in (0.25, 1.0):
+            candidate = g - fraction * step
+            _, candidate_residual, candidate_dual = at(candidate)
+            better = (candidate_dual > highest) | (largest(candidate_residual) < size)
+            following = torch.where(better, candidate, following)
+            highest = torch.where(better, torch.maximum(candidate_dual, highest), highest)
+        g = following
         if bool(done.all()):
             break
-        row_softmax, residual = at(g)
-        improved = largest(residual) < best
-        best = torch.minimum(best, largest(residual))
+        row_softmax, residual, dual = at(g)
+        improved = (largest(residual) < best) | (dual > best_dual + 4 * eps * dual.abs())
+        best, best_dual = torch.minimum(best, largest(residual)), torch.maximum(best_dual, dual)
         waited = 0 if bool((improved & ~done).any()) else waited + 1
         if waited == patience:
             break

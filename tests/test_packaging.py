@@ -50,8 +50,10 @@ def install_and_try(wheel: Path, folder: Path) -> dict:
     ).stdout.strip()
     Path(site, "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
     subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--quiet"]
-        + ["--disable-pip-version-check", "--ignore-installed", str(wheel)],
+        [
+            *(sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--quiet"),
+            *("--disable-pip-version-check", "--ignore-installed", str(wheel)),
+        ],
         check=True,
     )
     result = subprocess.run([python, "-c", TRY_IT], cwd=folder, capture_output=True, text=True)

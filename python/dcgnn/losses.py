@@ -66,8 +66,14 @@ def similarity_loss(
         raise ValueError(f"aggr must be one of {SIMILARITY_AGGRS}, got {aggr!r}")
     if metric not in SIMILARITY_METRICS:
         raise ValueError(f"metric must be one of {SIMILARITY_METRICS}, got {metric!r}")
+    if z.dim() != 2:
+        raise ValueError(f"z must have shape [n, F], got {list(z.shape)}")
+    if clusters.dim() != 2 or clusters.size(1) != z.size(1):
+        raise ValueError(f"clusters must have shape [Ω, {z.size(1)}], got {list(clusters.shape)}")
     if y.shape != z.shape[:1]:
         raise ValueError(f"y must have shape [{z.size(0)}], got {list(y.shape)}")
+    if y.dtype != torch.int64:
+        raise ValueError(f"y must be int64, got {y.dtype}")
     labelled = y >= 0
     z, y = z[labelled], y[labelled]
     if num_classes is None:
@@ -85,7 +91,8 @@ def similarity_loss(
     if metric == "cosine":
         similarity = functional.normalize(z, dim=1) @ functional.normalize(clusters, dim=1).mT
     else:
-        similarity = -torch.cdist(z, clusters)
+        # The matrix-product form loses the digits of small distances.
+        similarity = -torch.cdist(z, clusters, compute_mode="donot_use_mm_for_euclid_dist")
     by_class = similarity.view(z.size(0), num_classes, -1)
     if aggr == "max":
         score = by_class.amax(-1)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric.nn import Linear
 from torch_geometric.nn.inits import zeros
 
+from dcgnn.nn.checks import check_count, check_features, check_finite
 from dcgnn.nn.msg_passing import DCMsgPassing
 from dcgnn_kernels import EgoGraph
 
@@ -51,8 +52,8 @@ class DCConv(torch.nn.Module):
         super().__init__()
         if "num_layers" in kwargs:
             raise TypeError("DCConv is one layer; use DCMsgPassing for num_layers")
-        self.in_channels = in_channels
-        self.out_channels = out_channels
+        self.in_channels = in_channels if in_channels == -1 else check_count("in_channels", in_channels)
+        self.out_channels = check_count("out_channels", out_channels)
         self.cached = cached
         self.lin = Linear(in_channels, out_channels, bias=False, weight_initializer="glorot")
         self.message_passing = DCMsgPassing(out_channels, num_global, **kwargs)
@@ -72,12 +73,17 @@ class DCConv(torch.nn.Module):
 
     def forward(self, x: Tensor, edge_index: Any, return_state: bool = False) -> Any:
         """Runs the layer; see the class for the shapes."""
+        check_features(x, self.in_channels)
         graph = edge_index
         if self.cached:
             if self._graph is None:
                 self._graph = EgoGraph.from_edge_index(edge_index, x.size(0))
             graph = self._graph
-        result = self.message_passing(self.lin(x), graph, return_state)
+        try:
+            result = self.message_passing(self.lin(x), graph, return_state)
+        except ValueError:
+            check_finite("x", x)
+            raise
         out, state = result if return_state else (result, None)
         if self.bias is not None:
             out = out + self.bias

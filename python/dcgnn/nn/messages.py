@@ -10,15 +10,24 @@ from torch_geometric.nn import BatchNorm, LayerNorm, Linear
 from torch_geometric.nn.inits import glorot, zeros
 from torch_geometric.nn.resolver import activation_resolver
 
+from dcgnn.nn.checks import check_choice, check_number
+
 TRANSFORMS = (None, "shared", "per-cluster")
 NORMS = (None, "batch", "layer")
 
 
-def resolve_activation(activation: str | Callable | None) -> Callable[[Tensor], Tensor] | None:
-    """A name known to PyG (``"tanh"``, ``"relu"``, …), a callable, or None."""
+def resolve_activation(name: str, activation: str | Callable | None) -> Callable[[Tensor], Tensor] | None:
+    """A name known to PyG (``"tanh"``, ``"relu"``, …), a callable, or None; ``name`` is the argument's."""
     if activation is None or activation == "none":
         return None
-    return activation_resolver(activation) if isinstance(activation, str) else activation
+    if callable(activation):
+        return activation
+    try:
+        return activation_resolver(activation)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{name} must be None, a callable or the name of an activation such as 'tanh', got {activation!r}"
+        ) from error
 
 
 class ClusterMessage(torch.nn.Module):
@@ -41,10 +50,8 @@ class ClusterMessage(torch.nn.Module):
         activation: str | Callable | None = None,
     ) -> None:
         super().__init__()
-        if transform not in TRANSFORMS:
-            raise ValueError(f"transform must be one of {TRANSFORMS}, got {transform!r}")
-        self.transform = transform
-        self.activation = resolve_activation(activation)
+        check_choice("transform", transform, TRANSFORMS)
+        self.activation = resolve_activation("activation", activation)
         self.shared = Linear(channels, channels) if transform is not None else None
         if transform == "per-cluster":
             self.weight = torch.nn.Parameter(torch.empty(num_local, channels, channels))
@@ -83,18 +90,15 @@ class NodeBlock(torch.nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if norm not in NORMS:
-            raise ValueError(f"norm must be one of {NORMS}, got {norm!r}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        check_choice("norm", norm, NORMS)
         self.residual = Linear(channels, channels) if residual else None
         self.norm = None
         if norm == "batch":
             self.norm = BatchNorm(channels)
         elif norm == "layer":
             self.norm = LayerNorm(channels, mode="node")
-        self.node_activation = resolve_activation(node_activation)
-        self.dropout = dropout
+        self.node_activation = resolve_activation("node_activation", node_activation)
+        self.dropout = check_number("dropout", dropout, lambda p: 0 <= p < 1, "in [0, 1)")
 
     def reset_parameters(self) -> None:
         for module in (self.residual, self.norm):

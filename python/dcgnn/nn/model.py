@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch_geometric.nn import MLP
 from torch_geometric.nn.inits import kaiming_uniform, zeros
 
+from dcgnn.nn.checks import check_count, check_features, check_finite, check_number
 from dcgnn.nn.msg_passing import DCMsgPassing
 from dcgnn_kernels import EgoGraph
 
@@ -81,14 +82,13 @@ class DCGNN(torch.nn.Module):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        if num_mlp_layers < 1:
-            raise ValueError(f"num_mlp_layers must be at least 1, got {num_mlp_layers}")
+        check_count("num_mlp_layers", num_mlp_layers)
         if adjacency_embedding and num_nodes is None:
             raise ValueError("num_nodes must be given with adjacency_embedding=True")
-        self.in_channels = in_channels
-        self.hidden_channels = hidden_channels
-        self.out_channels = out_channels
-        self.dropout = dropout
+        self.in_channels = in_channels if in_channels == -1 else check_count("in_channels", in_channels)
+        self.hidden_channels = check_count("hidden_channels", hidden_channels)
+        self.out_channels = check_count("out_channels", out_channels)
+        self.dropout = check_number("dropout", dropout, lambda p: 0 <= p < 1, "in [0, 1)")
         widths = [in_channels] + [hidden_channels] * num_mlp_layers
         self.encoder = MLP(widths, dropout=dropout, norm=None, plain_last=True)
         self.adjacency = None
@@ -110,12 +110,17 @@ class DCGNN(torch.nn.Module):
 
     def forward(self, x: Tensor, edge_index: Any, return_state: bool = False) -> Any:
         """Runs the model; see the class for the shapes."""
+        check_features(x, self.in_channels)
         graph = EgoGraph.from_edge_index(edge_index, x.size(0))
         h = self.encoder(functional.dropout(x, self.dropout, self.training))
         if self.adjacency is not None:
             h = h + self.adjacency(graph)
         h = functional.dropout(functional.relu(h), self.dropout, self.training)
-        result = self.message_passing(h, graph, return_state)
+        try:
+            result = self.message_passing(h, graph, return_state)
+        except ValueError:
+            check_finite("x", x)
+            raise
         z, state = result if return_state else (result, None)
         logits = self.readout(z)
         return (logits, state) if return_state else logits

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dcgnn.nn.checks import check_choice, check_count, check_features, check_finite, check_number
 from dcgnn.nn.messages import ClusterMessage, NodeBlock
 from dcgnn.nn.objective import ClusterObjective, clustering_objective
 from dcgnn_kernels import (
@@ -20,6 +21,8 @@ from dcgnn_kernels import (
     local_centroids,
     local_sinkhorn,
 )
+
+COST_SCALES = ("none", "mean", "max")
 
 
 @dataclass
@@ -85,18 +88,6 @@ class DCState:
     def objectives(self) -> list[ClusterObjective]:
         """The objective after every layer."""
         return [layer.objective for layer in self.layers]
-
-
-def _choose(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {choices}, got {value!r}")
-    return value
-
-
-def _count(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
-    return value
 
 
 class DCMsgPassing(torch.nn.Module):
@@ -183,27 +174,23 @@ class DCMsgPassing(torch.nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.channels = _count("channels", channels)
-        self.num_global = _count("num_global", num_global)
-        self.num_layers = _count("num_layers", num_layers)
-        self.num_local = _count("num_local", num_local)
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {alpha}")
-        if not 0 <= beta < math.inf:
-            raise ValueError(f"beta must be finite and not negative, got {beta}")
-        if not 0 < lam < math.inf:
-            raise ValueError(f"lam must be finite and positive, got {lam}")
-        self.alpha, self.beta, self.lam = float(alpha), float(beta), float(lam)
-        self.global_iters = None if global_iters is None else _count("global_iters", global_iters)
-        self.local_iters = None if local_iters is None else _count("local_iters", local_iters)
-        self.local_cost_scale = _choose("local_cost_scale", local_cost_scale, ("none", "mean", "max"))
-        self.global_cost_scale = _choose("global_cost_scale", global_cost_scale, ("none", "mean", "max"))
-        self.gamma = _choose("gamma", gamma, ("exact", "paper"))
-        self.mass = _choose("mass", mass, ("node", "paper"))
+        self.channels = check_count("channels", channels)
+        self.num_global = check_count("num_global", num_global)
+        self.num_layers = check_count("num_layers", num_layers)
+        self.num_local = check_count("num_local", num_local)
+        self.alpha = check_number("alpha", alpha, lambda a: 0 <= a <= 1, "in [0, 1]")
+        self.beta = check_number("beta", beta, lambda b: 0 <= b < math.inf, "finite and not negative")
+        self.lam = check_number("lam", lam, lambda v: 0 < v < math.inf, "finite and positive")
+        self.global_iters = None if global_iters is None else check_count("global_iters", global_iters)
+        self.local_iters = None if local_iters is None else check_count("local_iters", local_iters)
+        self.local_cost_scale = check_choice("local_cost_scale", local_cost_scale, COST_SCALES)
+        self.global_cost_scale = check_choice("global_cost_scale", global_cost_scale, COST_SCALES)
+        self.gamma = check_choice("gamma", gamma, ("exact", "paper"))
+        self.mass = check_choice("mass", mass, ("node", "paper"))
         if aggr is None:
             aggr = "mean" if mass == "node" else "sum"
-        self.aggr = _choose("aggr", aggr, ("mean", "sum"))
-        self.local_init = _choose("local_init", local_init, ("carry", "fresh"))
+        self.aggr = check_choice("aggr", aggr, ("mean", "sum"))
+        self.local_init = check_choice("local_init", local_init, ("carry", "fresh"))
         self.ego_readout = bool(ego_readout)
 
         self.global_embedding = torch.nn.Parameter(torch.empty(num_global, channels))
@@ -225,38 +212,46 @@ class DCMsgPassing(torch.nn.Module):
         for module in (*self.messages, *self.blocks, *self.readouts):
             module.reset_parameters()
 
-    def _local_weights(self, graph: EgoGraph, like: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Mass of each ego's messages ``[N, 1, 1]`` (None: 1) and the local mass ``w`` ``[N, 1]``."""
-        sizes = graph.ego_sizes().to(torch.float32 if like.dtype != torch.float64 else like.dtype)
+    def _weights(self, graph: EgoGraph) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Mass of each ego's messages ``[N, 1, 1]`` (None: 1), what the broadcast is divided by ``[N, 1]``
+        (None: 1) and γ ``[N, 1]``.
+
+        In float64, because sums over a hub pass the range of float16: they are rounded where they are used.
+        """
+        sizes = graph.ego_sizes().double()
         if self.mass == "node":
-            reached = graph.egos_per_node().to(sizes.dtype)
-            return sizes[:, None, None].to(like.dtype), reached[:, None].to(like.dtype)
-        node_of_entry = torch.repeat_interleave(
-            torch.arange(graph.num_nodes, device=like.device),
-            graph.egos_per_node(),
-            output_size=graph.num_slots,
-        )
-        reached = torch.zeros_like(sizes).index_add(0, node_of_entry, (1 / sizes)[graph.ego.long()])
-        return None, reached[:, None].to(like.dtype)
+            ego_mass, reached, global_share = sizes[:, None, None], graph.egos_per_node().double(), 1.0
+        else:
+            node_of_entry = torch.repeat_interleave(
+                torch.arange(graph.num_nodes, device=graph.device),
+                graph.egos_per_node(),
+                output_size=graph.num_slots,
+            )
+            reached = torch.zeros_like(sizes).index_add(0, node_of_entry, (1 / sizes)[graph.ego.long()])
+            ego_mass, global_share = None, 1 / graph.num_nodes
+        reached = reached[:, None]
+        exact_sum = self.gamma == "exact" and self.aggr == "sum"
+        local_share = reached if exact_sum else torch.ones_like(reached)
+        gamma = 1 / (self.alpha * global_share + self.beta + (1 - self.alpha) * local_share)
+        return ego_mass, reached if self.aggr == "mean" else None, gamma
 
     def forward(self, x: Tensor, edge_index: Any, return_state: bool = False) -> Any:
         """Runs all layers; see the class for the shapes."""
-        if not isinstance(x, Tensor) or x.dim() != 2 or x.size(1) != self.channels:
-            shape = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x must have shape [num_nodes, {self.channels}], got {shape}")
-        if x.size(0) == 0:
-            raise ValueError("x has no rows: the graph must have at least one node")
+        check_features(x, self.channels)
         graph = EgoGraph.from_edge_index(edge_index, x.size(0))
         if graph.device != x.device:
             raise ValueError(f"edge_index is on {graph.device}, but x is on {x.device}")
-        ego_mass, reached = self._local_weights(graph, x)
-        per_node = reached if self.aggr == "sum" else torch.ones_like(reached)
-        if self.gamma == "paper":
-            per_node = torch.ones_like(reached)
-        global_mass = float(x.size(0)) if self.mass == "node" else 1.0
-        gamma = 1 / (self.alpha * global_mass / x.size(0) + self.beta + (1 - self.alpha) * per_node)
-        use_global, use_local = self.alpha > 0, self.alpha < 1 or self.ego_readout
+        try:
+            z, states = self._propagate(x, graph, return_state)
+        except ValueError:
+            check_finite("x", x)  # if that is where a kernel's NaN comes from, the error says so
+            raise
+        return (z, DCState(states)) if return_state else z
 
+    def _propagate(self, x: Tensor, graph: EgoGraph, keep: bool) -> tuple[Tensor, list[LayerState]]:
+        ego_mass, divisor, gamma = self._weights(graph)
+        global_mass = float(x.size(0)) if self.mass == "node" else 1.0
+        use_global, use_local = self.alpha > 0, self.alpha < 1 or self.ego_readout
         z = x
         # Of type Any: what a problem of weight 0 leaves out is None and is not read below.
         global_clusters: Any = self.global_embedding if use_global else None
@@ -281,23 +276,22 @@ class DCMsgPassing(torch.nn.Module):
                 )
                 local_message = message(local_clusters)
             if self.alpha < 1:
-                weighted = local_message if ego_mass is None else local_message * ego_mass
+                weighted = local_message
+                if ego_mass is not None:
+                    weighted = local_message * ego_mass.to(local_message.dtype)
                 broadcast = cluster_scatter(local_assign, weighted, graph)
-                if self.aggr == "mean":
-                    broadcast = broadcast / reached
+                if divisor is not None:
+                    broadcast = broadcast / divisor.to(broadcast.dtype)
                 total = total + (1 - self.alpha) * broadcast
-            updated = gamma * total
+            updated = gamma.to(total.dtype) * total
             if self.ego_readout:
                 updated = updated + self.readouts[index](local_message.flatten(1))
             z = block(updated, z)
-            if return_state:
+            if keep:
                 settings = {"alpha": self.alpha, "beta": self.beta, "lam": self.lam, "mass": self.mass}
-                states.append(
-                    LayerState(
-                        z, global_assign, global_clusters, local_assign, local_clusters, x, graph, settings
-                    )
-                )
-        return (z, DCState(states)) if return_state else z
+                clusters = (global_assign, global_clusters, local_assign, local_clusters)
+                states.append(LayerState(z, *clusters, x, graph, settings))
+        return z, states
 
     def __repr__(self) -> str:
         return (
