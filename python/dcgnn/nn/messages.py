@@ -23,8 +23,10 @@ def resolve_activation(name: str, activation: str | Callable | None) -> Callable
     if callable(activation):
         return activation
     try:
+        if not isinstance(activation, str):
+            raise ValueError("neither a name nor a callable")
         return activation_resolver(activation)
-    except (ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise ValueError(
             f"{name} must be None, a callable or the name of an activation such as 'tanh', got {activation!r}"
         ) from error
