@@ -14,10 +14,10 @@ import networkx
 import numpy as np
 import pytest
 import torch
-from dcgnn import DCGNN, DCConv, DCMsgPassing
 from torch import Tensor
 from torch.func import functional_call
 
+from dcgnn import DCGNN, DCConv, DCMsgPassing
 from dcgnn_kernels import EgoGraph
 
 Edges = list[tuple[int, int]]

@@ -8,8 +8,9 @@ from typing import Any
 import loop_model
 import pytest
 import torch
-from dcgnn import DCGNN, DCMsgPassing, orthogonality_loss, similarity_loss, training_loss
 from torch import Tensor
+
+from dcgnn import DCGNN, DCMsgPassing, orthogonality_loss, similarity_loss, training_loss
 
 AGGRS = ["max", "mean", "sum"]
 METRICS = ["cosine", "distance"]

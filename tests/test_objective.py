@@ -12,9 +12,9 @@ import networkx
 import numpy as np
 import pytest
 import torch
-from dcgnn import DCMsgPassing, clustering_objective, objective_lower_bound
 from torch import Tensor
 
+from dcgnn import DCMsgPassing, clustering_objective, objective_lower_bound
 from dcgnn_kernels import EgoGraph
 
 Edges = list[tuple[int, int]]
