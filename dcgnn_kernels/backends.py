@@ -41,7 +41,7 @@ def _native_cpu() -> Backend:
     if module is None:
         return Backend(False, (), _native_loader.missing_reason)
     ops = tuple(op for op in ("ego_graph", *OPS) if _has_kernel(op, "CPU"))
-    return Backend(True, ops, f"{module.compiler}, torch {module.torch_version}")
+    return Backend(True, ops, f"{module.instruction_set}, {module.compiler}, torch {module.torch_version}")
 
 
 def _gpu(name: str) -> Backend:

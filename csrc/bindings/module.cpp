@@ -2,6 +2,8 @@
 // this one with PyTorch's dispatcher; the module itself only tells how it was built.
 #include <pybind11/pybind11.h>
 
+#include "cpu/types.h"
+
 namespace {
 
 const char* compiler() {
@@ -20,4 +22,5 @@ PYBIND11_MODULE(_native, module) {
   module.doc() = "Native kernels of dcgnn-kernels: facts about the build.";
   module.attr("torch_version") = DCGNN_TORCH_VERSION;
   module.attr("compiler") = compiler();
+  module.attr("instruction_set") = dcgnn::cpu::kernels().isa;
 }

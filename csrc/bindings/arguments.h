@@ -1,0 +1,98 @@
+// What the bindings share: torch's threads as an Executor, tensors as the kernels' plain structs,
+// checks.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/isfinite.h>
+
+#include <string_view>
+
+#include "cpu/types.h"
+
+namespace dcgnn {
+
+// Cuts tasks over torch's threads; kernels cut work into tasks that do not depend on the number of
+// threads.
+class TorchExecutor final : public cpu::Executor {
+ public:
+  void run(int64_t num_tasks, cpu::RangeBody body) const override {
+    at::parallel_for(0, num_tasks, 1, [&](int64_t begin, int64_t end) { body(begin, end); });
+  }
+};
+
+// Holds contiguous copies, where needed, as long as the kernel runs.
+struct GraphArrays {
+  at::Tensor rowptr, member, colptr, ego, slot;
+  cpu::Graph graph;
+
+  GraphArrays(const char* op, const at::Tensor& rowptr_, const at::Tensor& member_,
+              const at::Tensor& colptr_, const at::Tensor& ego_, const at::Tensor& slot_)
+      : rowptr(rowptr_.contiguous()),
+        member(member_.contiguous()),
+        colptr(colptr_.contiguous()),
+        ego(ego_.contiguous()),
+        slot(slot_.contiguous()) {
+    const auto dtype = rowptr.scalar_type();
+    TORCH_CHECK_VALUE(dtype == at::kInt || dtype == at::kLong, op,
+                      ": rowptr must be int32 or int64, got ", dtype);
+    const int64_t num_nodes = rowptr.numel() - 1, num_slots = member.numel();
+    const auto check = [&](const char* name, const at::Tensor& array, int64_t size) {
+      TORCH_CHECK_VALUE(array.dim() == 1 && array.numel() == size, op, ": ", name,
+                        " must have shape [", size, "], got ", array.sizes());
+      TORCH_CHECK_VALUE(array.scalar_type() == dtype, op, ": ", name, " is ", array.scalar_type(),
+                        ", but rowptr is ", dtype);
+    };
+    TORCH_CHECK_VALUE(rowptr.dim() == 1 && num_nodes >= 0, op,
+                      ": rowptr must have shape [N + 1], got ", rowptr.sizes());
+    check("member", member, num_slots);
+    check("colptr", colptr, num_nodes + 1);
+    check("ego", ego, num_slots);
+    check("slot", slot, num_slots);
+    graph = {num_nodes,
+             num_slots,
+             dtype == at::kLong,
+             rowptr.const_data_ptr(),
+             member.const_data_ptr(),
+             colptr.const_data_ptr(),
+             ego.const_data_ptr(),
+             slot.const_data_ptr()};
+    for (const auto& [name, pointers] :
+         {std::pair{"rowptr", rowptr}, std::pair{"colptr", colptr}}) {
+      const int64_t last = dtype == at::kLong ? pointers.const_data_ptr<int64_t>()[num_nodes]
+                                              : pointers.const_data_ptr<int32_t>()[num_nodes];
+      TORCH_CHECK_VALUE(last == num_slots, op, ": ", name, " must end with the number of slots, ",
+                        num_slots, ", got ", last);
+    }
+  }
+};
+
+inline cpu::DType kernel_dtype(const char* op, const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return cpu::DType::kFloat32;
+    case at::kDouble:
+      return cpu::DType::kFloat64;
+    case at::kBFloat16:
+      return cpu::DType::kBFloat16;
+    default:
+      TORCH_CHECK_VALUE(false, op, ": dtype ", tensor.scalar_type(), " is not supported");
+  }
+}
+
+// float16 has no kernels of its own: it is computed as float32 and rounded at the end.
+inline bool is_half(const at::Tensor& tensor) { return tensor.scalar_type() == at::kHalf; }
+
+inline void check_shape(const char* op, const char* name, const at::Tensor& tensor,
+                        at::IntArrayRef shape) {
+  TORCH_CHECK_VALUE(tensor.sizes() == shape, op, ": ", name, " must have shape ", shape, ", got ",
+                    tensor.sizes());
+}
+
+inline void check_same_dtype(const char* op, const char* name, const at::Tensor& tensor,
+                             const at::Tensor& other) {
+  TORCH_CHECK_VALUE(tensor.scalar_type() == other.scalar_type(), op, ": ", name, " is ",
+                    tensor.scalar_type(), ", wanted ", other.scalar_type());
+}
+
+}  // namespace dcgnn

@@ -1,0 +1,119 @@
+// dcgnn::cluster_scatter and dcgnn::local_centroids on the CPU, with their backwards.
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "bindings/arguments.h"
+
+namespace dcgnn {
+namespace {
+
+void check_scatter(const char* op, const cpu::Graph& graph, const at::Tensor& assign,
+                   const at::Tensor& clusters) {
+  TORCH_CHECK_VALUE(clusters.dim() == 3, op, ": clusters must have shape [N, K, F], got ",
+                    clusters.sizes());
+  check_same_dtype(op, "assign", assign, clusters);
+  check_shape(op, "clusters", clusters, {graph.num_nodes, clusters.size(1), clusters.size(2)});
+  check_shape(op, "assign", assign, {graph.num_slots, clusters.size(1)});
+}
+
+at::Tensor cluster_scatter(const at::Tensor& assign_, const at::Tensor& clusters_,
+                           const at::Tensor& rowptr, const at::Tensor& member,
+                           const at::Tensor& colptr, const at::Tensor& ego,
+                           const at::Tensor& slot) {
+  const char* op = "cluster_scatter";
+  const GraphArrays arrays(op, rowptr, member, colptr, ego, slot);
+  check_scatter(op, arrays.graph, assign_, clusters_);
+  if (is_half(clusters_)) {
+    return cluster_scatter(assign_.to(at::kFloat), clusters_.to(at::kFloat), rowptr, member, colptr,
+                           ego, slot)
+        .to(at::kHalf);
+  }
+  const at::Tensor assign = assign_.contiguous(), clusters = clusters_.contiguous();
+  at::Tensor out = at::empty({clusters.size(0), clusters.size(2)}, clusters.options());
+  cpu::kernels().cluster_scatter(
+      {kernel_dtype(op, clusters), &arrays.graph, clusters.size(1), clusters.size(2),
+       assign.const_data_ptr(), clusters.const_data_ptr(), out.mutable_data_ptr()},
+      TorchExecutor());
+  return out;
+}
+
+std::tuple<at::Tensor, at::Tensor> cluster_scatter_backward(
+    const at::Tensor& grad_, const at::Tensor& assign_, const at::Tensor& clusters_,
+    const at::Tensor& rowptr, const at::Tensor& member, const at::Tensor& colptr,
+    const at::Tensor& ego, const at::Tensor& slot) {
+  const char* op = "cluster_scatter_backward";
+  const GraphArrays arrays(op, rowptr, member, colptr, ego, slot);
+  check_scatter(op, arrays.graph, assign_, clusters_);
+  check_shape(op, "grad", grad_, {clusters_.size(0), clusters_.size(2)});
+  if (is_half(clusters_)) {
+    auto [grad_assign, grad_clusters] =
+        cluster_scatter_backward(grad_.to(at::kFloat), assign_.to(at::kFloat),
+                                 clusters_.to(at::kFloat), rowptr, member, colptr, ego, slot);
+    return {grad_assign.to(at::kHalf), grad_clusters.to(at::kHalf)};
+  }
+  const at::Tensor grad = grad_.to(clusters_.scalar_type()).contiguous();
+  const at::Tensor assign = assign_.contiguous(), clusters = clusters_.contiguous();
+  at::Tensor grad_assign = at::empty(assign.sizes(), assign.options());
+  at::Tensor grad_clusters = at::empty(clusters.sizes(), clusters.options());
+  cpu::kernels().cluster_scatter_backward(
+      {kernel_dtype(op, clusters), &arrays.graph, clusters.size(1), clusters.size(2),
+       grad.const_data_ptr(), assign.const_data_ptr(), clusters.const_data_ptr(),
+       grad_assign.mutable_data_ptr(), grad_clusters.mutable_data_ptr()},
+      TorchExecutor());
+  return {grad_assign, grad_clusters};
+}
+
+at::Tensor local_centroids(const at::Tensor& z_, const at::Tensor& rowptr, const at::Tensor& member,
+                           const at::Tensor& colptr, const at::Tensor& ego, const at::Tensor& slot,
+                           int64_t num_local) {
+  const char* op = "local_centroids";
+  const GraphArrays arrays(op, rowptr, member, colptr, ego, slot);
+  TORCH_CHECK_VALUE(z_.dim() == 2, op, ": z must have shape [N, F], got ", z_.sizes());
+  TORCH_CHECK_VALUE(num_local >= 1, op, ": num_local must be at least 1, got ", num_local);
+  check_shape(op, "z", z_, {arrays.graph.num_nodes, z_.size(1)});
+  if (is_half(z_)) {
+    return local_centroids(z_.to(at::kFloat), rowptr, member, colptr, ego, slot, num_local)
+        .to(at::kHalf);
+  }
+  const at::Tensor z = z_.contiguous();
+  at::Tensor centroids = at::empty({z.size(0), num_local, z.size(1)}, z.options());
+  cpu::kernels().local_centroids({kernel_dtype(op, z), &arrays.graph, num_local, z.size(1),
+                                  z.const_data_ptr(), centroids.mutable_data_ptr()},
+                                 TorchExecutor());
+  return centroids;
+}
+
+at::Tensor local_centroids_backward(const at::Tensor& grad_, const at::Tensor& rowptr,
+                                    const at::Tensor& member, const at::Tensor& colptr,
+                                    const at::Tensor& ego, const at::Tensor& slot,
+                                    int64_t num_local) {
+  const char* op = "local_centroids_backward";
+  const GraphArrays arrays(op, rowptr, member, colptr, ego, slot);
+  TORCH_CHECK_VALUE(grad_.dim() == 3, op, ": grad must have shape [N, K, F], got ", grad_.sizes());
+  check_shape(op, "grad", grad_, {arrays.graph.num_nodes, num_local, grad_.size(2)});
+  if (is_half(grad_)) {
+    return local_centroids_backward(grad_.to(at::kFloat), rowptr, member, colptr, ego, slot,
+                                    num_local)
+        .to(at::kHalf);
+  }
+  const at::Tensor grad = grad_.contiguous();
+  at::Tensor grad_z = at::empty({grad.size(0), grad.size(2)}, grad.options());
+  cpu::kernels().local_centroids_backward(
+      {kernel_dtype(op, grad), &arrays.graph, num_local, grad.size(2), grad.const_data_ptr(),
+       grad_z.mutable_data_ptr()},
+      TorchExecutor());
+  return grad_z;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(dcgnn, CPU, library) {
+  library.impl("cluster_scatter", &cluster_scatter);
+  library.impl("cluster_scatter_backward", &cluster_scatter_backward);
+  library.impl("local_centroids", &local_centroids);
+  library.impl("local_centroids_backward", &local_centroids_backward);
+}
+
+}  // namespace dcgnn

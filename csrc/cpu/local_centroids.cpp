@@ -1,0 +1,179 @@
+// Where the local cluster-nodes start: the node itself and the means of K - 1 groups of its
+// neighbours, dealt out in turn (neighbour p of the ascending list is in group p mod (K - 1)); K =
+// 1: the mean of the ego. An empty group takes the mean of all neighbours, or the node itself if
+// there are none.
+//
+// Forward is a gather over the egos, backward one over the transpose: a node gets from every ego
+// that holds it the gradient of its group, divided by the group's size, and a share of the empty
+// groups' gradients.
+#include "segments.h"
+#include "tables.h"
+
+namespace dcgnn::cpu::DCGNN_ISA {
+namespace {
+
+// How an ego deals its neighbours out.
+struct Deal {
+  int64_t neighbours, groups;  // groups = K - 1
+  int64_t size(int64_t group) const {
+    return group < neighbours ? (neighbours - group + groups - 1) / groups : 0;
+  }
+};
+
+// sums = rows 0 .. count - 1 without the one at `skip`.
+template <class T, class Index>
+void sum_rows(const GatheredRows<T, Index>& rows, int64_t count, int64_t skip, Acc<T>* sums) {
+  using A = Acc<T>;
+  for_each_slice<A, kVectorRegisters / 4>(rows.channels, [&](auto slice) {
+    constexpr int NV = decltype(slice)::kVectors;
+    Vec<A> acc[NV] = {};
+    for (int64_t k = 0; k < count; ++k) {
+      if (slice.first == 0) rows.prefetch(k);
+      if (k == skip) continue;
+      for (int v = 0; v < NV; ++v) acc[v] += slice.load(rows.row(k), v);
+    }
+    for (int v = 0; v < NV; ++v) slice.store(sums, v, acc[v]);
+  });
+}
+
+template <class T>
+void write_scaled(T* out, const Acc<T>* values, Acc<T> factor, int64_t channels) {
+  using A = Acc<T>;
+  for_each_slice<A, 1>(channels,
+                       [&](auto slice) { slice.store(out, 0, slice.load(values, 0) * factor); });
+}
+
+template <class T, class Index>
+void run_forward(const CentroidsForward& call, const Executor& executor) {
+  using A = Acc<T>;
+  const Graph& graph = *call.graph;
+  const int64_t clusters = call.num_clusters, channels = call.channels, groups = clusters - 1;
+  const Index* rowptr = index_array<Index>(graph.rowptr);
+  const Index* member = index_array<Index>(graph.member);
+  const T* z = static_cast<const T*>(call.z);
+  const GatheredRows<T, Index> all_rows{z, channels, member, member + graph.num_slots};
+
+  // The sum of every group over the slots [begin, end) of an ego; K = 1 has one group, the whole
+  // ego.
+  const auto sum_block = [&](int64_t ego, int64_t begin, int64_t end, A* sums) {
+    const GatheredRows<T, Index> rows = all_rows.from(begin);
+    if (groups <= 1) {
+      int64_t skip = -1;
+      if (groups == 1) {
+        for (int64_t k = begin; k < end && member[k] <= ego; ++k) {
+          if (member[k] == ego) skip = k - begin;
+        }
+      }
+      sum_rows(rows, end - begin, skip, sums);
+      return;
+    }
+    for (int64_t f = 0; f < groups * channels; ++f) sums[f] = 0;
+    for (int64_t k = begin; k < end; ++k) {
+      rows.prefetch(k - begin);
+      if (member[k] == ego) continue;
+      const int64_t position = k - rowptr[ego] - (member[k] > ego ? 1 : 0);
+      A* sum = sums + position % groups * channels;
+      for_each_slice<A, 1>(channels, [&](auto slice) {
+        slice.store(sum, 0, slice.load(sum, 0) + slice.load(rows.row(k - begin), 0));
+      });
+    }
+  };
+  const auto write = [&](int64_t ego, A* sums) {
+    T* out = static_cast<T*>(call.centroids) + ego * clusters * channels;
+    const int64_t size = rowptr[ego + 1] - rowptr[ego];
+    if (groups == 0) {
+      write_scaled(out, sums, A(1) / static_cast<A>(size), channels);
+      return;
+    }
+    const T* own = z + ego * channels;
+    for (int64_t f = 0; f < channels; ++f) out[f] = own[f];
+    const Deal deal{size - 1, groups};
+    for (int64_t group = 0; group < groups; ++group) {
+      T* row = out + (group + 1) * channels;
+      if (deal.size(group) > 0) {
+        write_scaled(row, sums + group * channels, A(1) / static_cast<A>(deal.size(group)),
+                     channels);
+      } else if (deal.neighbours == 0) {
+        for (int64_t f = 0; f < channels; ++f) row[f] = own[f];
+      } else {  // groups without a member come last, so that the sums before are still whole
+        for (int64_t f = 0; f < channels; ++f) {
+          A sum = 0;
+          for (int64_t other = 0; other < deal.neighbours; ++other)
+            sum += sums[other * channels + f];
+          row[f] = from_acc<T>(sum / static_cast<A>(deal.neighbours));
+        }
+      }
+    }
+  };
+  sum_segment_blocks<A>(rowptr, graph.num_nodes, (groups > 0 ? groups : 1) * channels, executor,
+                        sum_block, write);
+}
+
+template <class T, class Index>
+void run_backward(const CentroidsBackward& call, const Executor& executor) {
+  using A = Acc<T>;
+  const Graph& graph = *call.graph;
+  const int64_t clusters = call.num_clusters, channels = call.channels, groups = clusters - 1;
+  const int64_t width = clusters * channels;
+  const Index* rowptr = index_array<Index>(graph.rowptr);
+  const Index* member = index_array<Index>(graph.member);
+  const T* grad = static_cast<const T*>(call.grad);
+  const auto fetch = [=](int64_t ego, int64_t slot) {
+    const T* rows = grad + ego * width;
+    prefetch_row(groups > 0 ? rows + channels : rows, channels);
+    __builtin_prefetch(rowptr + ego);
+    if (groups > 1) __builtin_prefetch(member + slot);
+  };
+  const TransposeEntries<Index, decltype(fetch)> entries{
+      index_array<Index>(graph.ego), index_array<Index>(graph.slot), graph.num_slots, fetch};
+  const auto sum_block = [&](int64_t node, int64_t begin, int64_t end, A* sums) {
+    for_each_slice<A, kVectorRegisters / 4>(channels, [&](auto slice) {
+      constexpr int NV = decltype(slice)::kVectors;
+      Vec<A> acc[NV] = {};
+      const auto add = [&](int64_t row, A factor) {
+        for (int v = 0; v < NV; ++v) acc[v] += factor * slice.load(grad + row * channels, v);
+      };
+      for (int64_t k = begin; k < end; ++k) {
+        if (slice.first == 0) entries.prefetch(k);
+        const int64_t ego = entries.problem(k);
+        const int64_t size = rowptr[ego + 1] - rowptr[ego];
+        const Deal deal{size - 1, groups};
+        const int64_t first = ego * clusters;
+        if (groups == 0) {
+          add(first, A(1) / static_cast<A>(size));
+        } else if (ego == node) {
+          add(first, A(1));
+          for (int64_t group = 0; deal.neighbours == 0 && group < groups; ++group) {
+            add(first + 1 + group, A(1));
+          }
+        } else {
+          const int64_t position = entries.slot(k) - rowptr[ego] - (node > ego ? 1 : 0);
+          const int64_t group = position % groups;
+          add(first + 1 + group, A(1) / static_cast<A>(deal.size(group)));
+          for (int64_t empty = deal.neighbours; empty < groups; ++empty) {
+            add(first + 1 + empty, A(1) / static_cast<A>(deal.neighbours));
+          }
+        }
+      }
+      for (int v = 0; v < NV; ++v) slice.store(sums, v, acc[v]);
+    });
+  };
+  sum_segments(index_array<Index>(graph.colptr), graph.num_nodes, channels,
+               static_cast<T*>(call.grad_z), executor, sum_block);
+}
+
+}  // namespace
+
+void local_centroids(const CentroidsForward& call, const Executor& executor) {
+  with_types(call.dtype, *call.graph, [&](auto storage, auto index) {
+    run_forward<decltype(storage), decltype(index)>(call, executor);
+  });
+}
+
+void local_centroids_backward(const CentroidsBackward& call, const Executor& executor) {
+  with_types(call.dtype, *call.graph, [&](auto storage, auto index) {
+    run_backward<decltype(storage), decltype(index)>(call, executor);
+  });
+}
+
+}  // namespace dcgnn::cpu::DCGNN_ISA

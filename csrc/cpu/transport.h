@@ -1,0 +1,185 @@
+// One transport problem from rows to clusters, and back.
+//
+// Forward: costs (the one visit that prefetches), Sinkhorn on the logits in cache, assign = P and
+// clusters_j = sum_u K P_uj z_u from rows that the first visit brought in.
+// Backward: costs again, dP_uj = grad_assign_uj + K z_u . grad_clusters_j, the Sinkhorn gradient,
+// then grad_centroids_j = sum_u 2 dM_uj (c_j - z_u) and, for the gather over the transpose that
+// makes grad_z, 2 K coefficients a slot: K P_u1 .. K P_uK, 2 dM_u1 .. 2 dM_uK.
+#pragma once
+
+#include "converge.h"
+#include "cost.h"
+#include "log_sinkhorn.h"
+#include "pair_sinkhorn.h"
+#include "rows.h"
+
+namespace dcgnn::cpu::DCGNN_ISA {
+
+template <class T, class Rows>
+class TransportSolver {
+ public:
+  using A = Acc<T>;
+
+  TransportSolver(const Transport& transport, const Executor& executor)
+      : transport_(transport), problem_(transport, executor) {}
+
+  // False when a cost is not finite.
+  bool forward(const Rows& rows, int64_t num_rows, const T* centroids, T* assign, T* clusters,
+               A* potentials) {
+    problem_.reset(num_rows, /*backward=*/false);
+    const CostState<A> state =
+        fill_logits<false>(problem_, rows, centroids, axis_.reserve(2 * transport_.channels));
+    if (!state.finite) return false;
+    if (transport_.num_iters == 0) {
+      if (is_pair()) {
+        pair_converge(problem_, potentials);
+      } else {
+        log_converge(problem_, potentials, scratch_, system_);
+      }
+    } else if (is_pair() && state.peak <= kPairPeak<A>) {
+      pair_forward(problem_, potentials);
+    } else {
+      complete_pair_logits();
+      log_forward(problem_, potentials, scratch_);
+    }
+    write_forward(rows, assign, clusters);
+    return true;
+  }
+
+  // grad_assign and grad_clusters may be null.
+  void backward(const Rows& rows, int64_t num_rows, const T* centroids, const A* potentials,
+                const T* grad_assign, const T* grad_clusters, A* coefficients, T* grad_centroids) {
+    problem_.reset(num_rows, /*backward=*/true);
+    const CostState<A> state =
+        fill_logits<true>(problem_, rows, centroids, axis_.reserve(2 * transport_.channels));
+    fill_assign_gradient(rows, grad_assign, grad_clusters);
+    if (transport_.num_iters == 0) {
+      if (is_pair()) {
+        pair_converged_backward(problem_, potentials);
+      } else {
+        log_converged_backward(problem_, potentials, scratch_, system_);
+      }
+    } else if (is_pair() && state.peak <= kPairPeak<A>) {
+      pair_backward(problem_, potentials);
+    } else {
+      complete_pair_logits();
+      log_backward(problem_, potentials, scratch_);
+    }
+    logit_gradient_to_cost(problem_, state);
+    write_backward(rows, centroids, coefficients, grad_centroids);
+  }
+
+ private:
+  bool is_pair() const { return transport_.num_clusters == 2; }
+
+  // The log domain wants a column for each cluster: L = (s, 0) is as good as (L_1, L_2).
+  void complete_pair_logits() {
+    if (!is_pair()) return;
+    problem_.for_each_block([&](int64_t block) {
+      A* second = problem_.logits(block) + problem_.stride();
+      for_each_vector<A>(problem_.block_rows(block),
+                         [&](int64_t u, Mask<A>) { store(second + u, Vec<A>{}); });
+    });
+  }
+
+  void write_forward(const Rows& rows, T* assign, T* clusters) {
+    const int64_t num_clusters = transport_.num_clusters, channels = transport_.channels;
+    const int64_t width = num_clusters * channels, stride = problem_.stride();
+    const A inverse_clusters = A(1) / static_cast<A>(num_clusters);
+    A* sums = sums_.reserve(width);
+    problem_.sum_blocks(width, sums, [&](int64_t block, A* partial) {
+      const int64_t count = problem_.block_rows(block);
+      const A* weights = problem_.logits(block);
+      T* out = assign + block * kBlockRows * num_clusters;
+      for (int64_t u = 0; u < count; ++u) {
+        for (int64_t j = 0; j < num_clusters; ++j) {
+          out[u * num_clusters + j] = from_acc<T>(weights[j * stride + u] * inverse_clusters);
+        }
+      }
+      weighted_sums_of_all<false>(rows.from(block * kBlockRows), count, weights, stride,
+                                  num_clusters, static_cast<const T*>(nullptr), partial);
+    });
+    for (int64_t f = 0; f < width; ++f) clusters[f] = from_acc<T>(sums[f]);
+  }
+
+  // values = dP, the whole gradient of the plan.
+  void fill_assign_gradient(const Rows& rows, const T* grad_assign, const T* grad_clusters) {
+    const int64_t num_clusters = transport_.num_clusters, stride = problem_.stride();
+    const A factor = static_cast<A>(num_clusters);
+    problem_.for_each_block([&](int64_t block) {
+      const int64_t count = problem_.block_rows(block);
+      A* values = problem_.values(block);
+      if (grad_clusters != nullptr) {
+        reduce_rows_by_all<Dot, false>(rows.from(block * kBlockRows), count, grad_clusters,
+                                       num_clusters, values, stride);
+      }
+      const T* given =
+          grad_assign == nullptr ? nullptr : grad_assign + block * kBlockRows * num_clusters;
+      for (int64_t j = 0; j < num_clusters; ++j) {
+        for (int64_t u = 0; u < count; ++u) {
+          const A through = grad_clusters == nullptr ? A(0) : factor * values[j * stride + u];
+          values[j * stride + u] =
+              through + (given == nullptr ? A(0) : to_acc(given[u * num_clusters + j]));
+        }
+      }
+    });
+  }
+
+  void write_backward(const Rows& rows, const T* centroids, A* coefficients, T* grad_centroids) {
+    const int64_t num_clusters = transport_.num_clusters, channels = transport_.channels;
+    const int64_t width = num_clusters * channels, stride = problem_.stride();
+    A* sums = sums_.reserve(width);
+    problem_.sum_blocks(width, sums, [&](int64_t block, A* partial) {
+      const int64_t count = problem_.block_rows(block);
+      const A* weights = problem_.weights(block);
+      const A* values = problem_.values(block);
+      A* out = coefficients + block * kBlockRows * 2 * num_clusters;
+      for (int64_t u = 0; u < count; ++u) {
+        for (int64_t j = 0; j < num_clusters; ++j) {
+          out[u * 2 * num_clusters + j] = weights[j * stride + u];
+          out[(u * 2 + 1) * num_clusters + j] = values[j * stride + u];
+        }
+      }
+      weighted_sums_of_all<true>(rows.from(block * kBlockRows), count, values, stride, num_clusters,
+                                 centroids, partial);
+    });
+    for (int64_t f = 0; f < width; ++f) grad_centroids[f] = from_acc<T>(-sums[f]);
+  }
+
+  const Transport& transport_;
+  Problem<A> problem_;
+  Buffer<A> axis_, scratch_, sums_;
+  Buffer<double> system_;
+};
+
+// grad_z_i = sum over the problems that hold node i of sum_j K P_ij grad_clusters_j + 2 dM_ij (z_i
+// - c_j). `entries` gives the problem and the slot of entry k, and prefetches ahead.
+template <bool kClusters, class T, class Entries>
+void gather_node_gradient(const Entries& entries, int64_t begin, int64_t end, int64_t num_clusters,
+                          int64_t channels, const Acc<T>* coefficients, const T* z_row,
+                          const T* centroids, const T* grad_clusters, Acc<T>* out) {
+  using A = Acc<T>;
+  const int64_t width = num_clusters * channels;
+  for_each_slice<A, kVectorRegisters / 4>(channels, [&](auto slice) {
+    constexpr int NV = decltype(slice)::kVectors;
+    Vec<A> acc[NV] = {}, z[NV];
+    for (int v = 0; v < NV; ++v) z[v] = slice.load(z_row, v);
+    for (int64_t k = begin; k < end; ++k) {
+      if (slice.first == 0) entries.prefetch(k);
+      const int64_t problem = entries.problem(k);
+      const A* weight = coefficients + entries.slot(k) * 2 * num_clusters;
+      const A* slope = weight + num_clusters;
+      const T* centroid = centroids + problem * width;
+      const T* gradient = kClusters ? grad_clusters + problem * width : nullptr;
+      for (int64_t j = 0; j < num_clusters; ++j, centroid += channels, gradient += channels) {
+        for (int v = 0; v < NV; ++v) {
+          if constexpr (kClusters) acc[v] += weight[j] * slice.load(gradient, v);
+          acc[v] += slope[j] * (z[v] - slice.load(centroid, v));
+        }
+      }
+    }
+    for (int v = 0; v < NV; ++v) slice.store(out, v, acc[v]);
+  });
+}
+
+}  // namespace dcgnn::cpu::DCGNN_ISA

@@ -1,0 +1,160 @@
+// What the CPU kernels take and give: plain pointers and sizes, no torch.
+//
+// Words: an *ego* is a node with its neighbourhood; a *slot* is one membership "node u in ego i";
+// *assign* is the transport plan P, *centroids* the cluster-nodes that costs are measured to,
+// *clusters* the weighted means that come out, *potentials* the history of g, the column potentials
+// of Sinkhorn.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace dcgnn::cpu {
+
+enum class DType { kFloat32, kFloat64, kBFloat16 };
+enum class CostScale { kNone, kMean, kMax };
+
+// Storage of one bfloat16; arithmetic happens in float.
+struct BFloat16 {
+  uint16_t bits;
+};
+
+// A non-owning reference to a callable body(begin, end); the callable outlives every use here.
+class RangeBody {
+ public:
+  template <class Body, class = std::enable_if_t<!std::is_same_v<std::decay_t<Body>, RangeBody>>>
+  RangeBody(const Body& body)  // NOLINT: implicit on purpose, so that a lambda can be passed
+      : body_(&body), call_([](const void* self, int64_t begin, int64_t end) {
+          (*static_cast<const Body*>(self))(begin, end);
+        }) {}
+  void operator()(int64_t begin, int64_t end) const { call_(body_, begin, end); }
+
+ private:
+  const void* body_;
+  void (*call_)(const void*, int64_t, int64_t);
+};
+
+// Where a kernel gets its threads from. run() calls body on disjoint ranges that cover
+// [0, num_tasks) and returns when all are done. Results never depend on how ranges are cut.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual void run(int64_t num_tasks, RangeBody body) const = 0;
+};
+
+// Everything in the calling thread: inside a task, and for tests.
+class SerialExecutor final : public Executor {
+ public:
+  void run(int64_t num_tasks, RangeBody body) const override {
+    if (num_tasks > 0) body(0, num_tasks);
+  }
+};
+
+// CSR of the egos and its transpose; the five arrays are int32_t, or int64_t when wide_index.
+struct Graph {
+  int64_t num_nodes;
+  int64_t num_slots;
+  bool wide_index;
+  const void* rowptr;
+  const void* member;
+  const void* colptr;
+  const void* ego;
+  const void* slot;
+};
+
+struct Transport {
+  int64_t num_clusters;  // K, or Omega
+  int64_t channels;      // F
+  double lam;
+  int64_t num_iters;  // T; 0: to convergence
+  CostScale cost_scale;
+  double tol;         // only to convergence
+  int64_t max_iters;  // only to convergence
+};
+
+// For the global problem graph is null and there is one problem with num_nodes rows.
+// Returns false when a cost is not finite; the outputs are then meaningless.
+struct SinkhornForward {
+  Transport transport;
+  DType dtype;
+  const Graph* graph;
+  int64_t num_nodes;
+  const void* z;          // [N, F]
+  const void* centroids;  // [N, K, F], global [Omega, F]
+  void* assign;           // [S, K], global [N, Omega]
+  void* clusters;         // like centroids
+  void* potentials;       // [N, T, K], global [T, Omega]; float, or double for float64
+};
+
+struct SinkhornBackward {
+  Transport transport;
+  DType dtype;
+  const Graph* graph;
+  int64_t num_nodes;
+  const void* grad_assign;    // like assign, or null
+  const void* grad_clusters;  // like clusters, or null
+  const void* z;
+  const void* centroids;
+  const void* potentials;
+  void* grad_z;
+  void* grad_centroids;
+};
+
+struct ScatterForward {
+  DType dtype;
+  const Graph* graph;
+  int64_t num_clusters;
+  int64_t channels;
+  const void* assign;
+  const void* clusters;
+  void* out;  // [N, F]
+};
+
+struct ScatterBackward {
+  DType dtype;
+  const Graph* graph;
+  int64_t num_clusters;
+  int64_t channels;
+  const void* grad;  // [N, F]
+  const void* assign;
+  const void* clusters;
+  void* grad_assign;
+  void* grad_clusters;
+};
+
+struct CentroidsForward {
+  DType dtype;
+  const Graph* graph;
+  int64_t num_clusters;
+  int64_t channels;
+  const void* z;    // [N, F]
+  void* centroids;  // [N, K, F]
+};
+
+struct CentroidsBackward {
+  DType dtype;
+  const Graph* graph;
+  int64_t num_clusters;
+  int64_t channels;
+  const void* grad;  // [N, K, F]
+  void* grad_z;      // [N, F]
+};
+
+// The kernels of one instruction set.
+struct KernelTable {
+  const char* isa;
+  bool (*local_sinkhorn)(const SinkhornForward&, const Executor&);
+  void (*local_sinkhorn_backward)(const SinkhornBackward&, const Executor&);
+  bool (*global_sinkhorn)(const SinkhornForward&, const Executor&);
+  void (*global_sinkhorn_backward)(const SinkhornBackward&, const Executor&);
+  void (*cluster_scatter)(const ScatterForward&, const Executor&);
+  void (*cluster_scatter_backward)(const ScatterBackward&, const Executor&);
+  void (*local_centroids)(const CentroidsForward&, const Executor&);
+  void (*local_centroids_backward)(const CentroidsBackward&, const Executor&);
+};
+
+// The best table that this processor can run; the environment variable DCGNN_CPU_ISA
+// (baseline, avx2, avx512) asks for a lower one. Chosen once.
+const KernelTable& kernels();
+
+}  // namespace dcgnn::cpu

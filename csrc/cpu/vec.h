@@ -1,0 +1,288 @@
+// Vectors of one instruction set: load, store, select, reduce; exp and log.
+//
+// Every file that includes this one is compiled once for each instruction set, with DCGNN_ISA
+// naming a namespace, so that the variants are different functions to the linker. For the same
+// reason these files use no std:: containers: the linker keeps one copy of a std:: template,
+// perhaps the AVX-512 one.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "types.h"
+
+#ifndef DCGNN_ISA
+#define DCGNN_ISA baseline
+#endif
+#define DCGNN_INLINE inline __attribute__((always_inline))
+
+namespace dcgnn::cpu::DCGNN_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+constexpr int kVectorRegisters = 32;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+constexpr int kVectorRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16;
+constexpr int kVectorRegisters = 32;
+#else
+constexpr int kVectorBytes = 16;
+constexpr int kVectorRegisters = 16;
+#endif
+
+template <class A>
+struct VecOf;
+template <>
+struct VecOf<float> {
+  typedef float type __attribute__((vector_size(kVectorBytes)));
+  typedef int32_t mask __attribute__((vector_size(kVectorBytes)));
+};
+template <>
+struct VecOf<double> {
+  typedef double type __attribute__((vector_size(kVectorBytes)));
+  typedef int64_t mask __attribute__((vector_size(kVectorBytes)));
+};
+template <class A>
+using Vec = typename VecOf<A>::type;
+template <class A>
+using Mask = typename VecOf<A>::mask;
+template <class A>
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(A));
+
+// The type that a storage type is computed in.
+template <class T>
+struct AccOf {
+  using type = T;
+};
+template <>
+struct AccOf<BFloat16> {
+  using type = float;
+};
+template <class T>
+using Acc = typename AccOf<T>::type;
+
+template <class To, class From>
+DCGNN_INLINE To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+template <class A>
+DCGNN_INLINE Vec<A> splat(A value) {
+  return value - Vec<A>{};
+}
+
+template <class A>
+DCGNN_INLINE Vec<A> select(Mask<A> mask, Vec<A> yes, Vec<A> no) {
+  return mask ? yes : no;
+}
+template <class A>
+DCGNN_INLINE Vec<A> vmax(Vec<A> a, Vec<A> b) {
+  return a > b ? a : b;
+}
+template <class A>
+DCGNN_INLINE Vec<A> vabs(Vec<A> a) {
+  return a < 0 ? -a : a;
+}
+
+// --- memory
+// ---------------------------------------------------------------------------------------------
+
+DCGNN_INLINE float to_acc(BFloat16 x) {
+  return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16);
+}
+DCGNN_INLINE float to_acc(float x) { return x; }
+DCGNN_INLINE double to_acc(double x) { return x; }
+
+template <class T>
+DCGNN_INLINE T from_acc(Acc<T> x) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const uint32_t bits = bit_cast<uint32_t>(x);
+    if (x != x) return {0x7fc0};
+    return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};  // to nearest, even
+  } else {
+    return x;
+  }
+}
+
+typedef uint16_t HalfBits __attribute__((vector_size(kVectorBytes / 2)));
+typedef uint32_t WordBits __attribute__((vector_size(kVectorBytes)));
+
+template <class T>
+DCGNN_INLINE Vec<Acc<T>> load(const T* p) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    HalfBits bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    return bit_cast<Vec<float>>(__builtin_convertvector(bits, WordBits) << 16);
+  } else {
+    Vec<T> v;
+    std::memcpy(&v, p, sizeof(v));
+    return v;
+  }
+}
+
+template <class T>
+DCGNN_INLINE void store(T* p, Vec<Acc<T>> v) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    const WordBits bits = bit_cast<WordBits>(v);
+    const WordBits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const WordBits nan = WordBits{} + 0x7fc0;
+    const HalfBits half = __builtin_convertvector((v != v) ? nan : rounded, HalfBits);
+    std::memcpy(p, &half, sizeof(half));
+  } else {
+    std::memcpy(p, &v, sizeof(v));
+  }
+}
+
+// The first count < kLanes elements; the other lanes are 0.
+template <class T>
+DCGNN_INLINE Vec<Acc<T>> load_partial(const T* p, int count) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (std::is_same_v<T, float>) {
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), p);
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    const __m256i bits = _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << count) - 1), p);
+    return bit_cast<Vec<float>>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  } else {
+    return _mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << count) - 1), p);
+  }
+#else
+  Acc<T> lanes[kLanes<Acc<T>>] = {};
+  for (int c = 0; c < count; ++c) lanes[c] = to_acc(p[c]);
+  return load(lanes);
+#endif
+}
+
+template <class T>
+DCGNN_INLINE void store_partial(T* p, Vec<Acc<T>> v, int count) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  if constexpr (std::is_same_v<T, float>) {
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1), v);
+    return;
+  } else if constexpr (std::is_same_v<T, double>) {
+    _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << count) - 1), v);
+    return;
+  }
+#endif
+  T lanes[kLanes<Acc<T>>];
+  store(lanes, v);
+  for (int c = 0; c < count; ++c) p[c] = lanes[c];
+}
+
+template <class A>
+DCGNN_INLINE A reduce_add(Vec<A> v) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float>) return _mm512_reduce_add_ps(v);
+  if constexpr (std::is_same_v<A, double>) return _mm512_reduce_add_pd(v);
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<A, float>) {
+    __m128 quad = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    quad = _mm_add_ps(quad, _mm_movehl_ps(quad, quad));
+    return _mm_cvtss_f32(_mm_add_ss(quad, _mm_movehdup_ps(quad)));
+  }
+#endif
+  A lanes[kLanes<A>];
+  store(lanes, v);
+  for (int half = kLanes<A> / 2; half > 0; half /= 2) {
+    for (int c = 0; c < half; ++c) lanes[c] += lanes[c + half];
+  }
+  return lanes[0];
+}
+
+template <class A>
+DCGNN_INLINE A reduce_max(Vec<A> v) {
+  A lanes[kLanes<A>];
+  store(lanes, v);
+  A best = lanes[0];
+  for (int c = 1; c < kLanes<A>; ++c) best = lanes[c] > best ? lanes[c] : best;
+  return best;
+}
+
+// True in the lanes 0 .. count-1: rows of a block come in whole vectors, the last one is not full.
+template <class A>
+DCGNN_INLINE Mask<A> live_lanes(int64_t count) {
+  Mask<A> lane;
+  for (int c = 0; c < kLanes<A>; ++c) lane[c] = c;
+  using Int = std::conditional_t<sizeof(A) == 4, int32_t, int64_t>;
+  const Int limit = static_cast<Int>(count < kLanes<A> ? count : kLanes<A>);
+  return lane < limit;
+}
+
+// --- exp and log
+// ----------------------------------------------------------------------------------------
+
+template <class A>
+struct FloatBits;
+template <>
+struct FloatBits<float> {
+  using Int = int32_t;
+  static constexpr int kMantissa = 23, kBias = 127, kExpTerms = 7, kLogTerms = 6;
+  static constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+  static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
+  static constexpr float kExpMin = -87.3f, kExpMax = 88.f;
+  static constexpr int32_t kSqrtHalf = 0x3f3504f3;
+};
+template <>
+struct FloatBits<double> {
+  using Int = int64_t;
+  static constexpr int kMantissa = 52, kBias = 1023, kExpTerms = 13, kLogTerms = 12;
+  static constexpr double kRound = 6755399441055744.;  // 1.5 * 2^52
+  static constexpr double kLn2High = 0x1.62e42feep-1, kLn2Low = 0x1.a39ef35793c76p-33;
+  static constexpr double kExpMin = -708., kExpMax = 709.;
+  static constexpr int64_t kSqrtHalf = 0x3fe6a09e667f3bcd;
+};
+
+// exp(x) = 2^k exp(r) with |r| <= ln(2)/2 and the Taylor polynomial of exp(r). Below kExpMin: 0.
+template <class A>
+DCGNN_INLINE Vec<A> vexp(Vec<A> x) {
+  using Bits = FloatBits<A>;
+  const Mask<A> zero = x < Bits::kExpMin;
+  x = x < Bits::kExpMin ? splat<A>(Bits::kExpMin) : x;
+  x = x > Bits::kExpMax ? splat<A>(Bits::kExpMax) : x;
+  const Vec<A> shifted = x * A(1.4426950408889634) + Bits::kRound;
+  const Vec<A> k = shifted - Bits::kRound;
+  const Vec<A> r = (x - k * Bits::kLn2High) - k * Bits::kLn2Low;
+  Vec<A> sum = splat<A>(1);
+  for (int term = Bits::kExpTerms; term >= 1; --term) sum = sum * (r * (A(1) / A(term))) + A(1);
+  const Mask<A> exponent = bit_cast<Mask<A>>(shifted) - bit_cast<typename Bits::Int>(Bits::kRound);
+  const Vec<A> power = bit_cast<Vec<A>>((exponent + Bits::kBias) << Bits::kMantissa);
+  return select<A>(zero, Vec<A>{}, sum * power);
+}
+
+// log(x) of a positive normal x: k ln(2) + 2 artanh((m-1)/(m+1)), m in [sqrt(1/2), sqrt(2)).
+template <class A>
+DCGNN_INLINE Vec<A> vlog(Vec<A> x) {
+  using Bits = FloatBits<A>;
+  const Mask<A> bits = bit_cast<Mask<A>>(x);
+  const Mask<A> k = (bits - Bits::kSqrtHalf) >> Bits::kMantissa;
+  const Vec<A> m = bit_cast<Vec<A>>(bits - (k << Bits::kMantissa));
+  const Vec<A> q = (m - A(1)) / (m + A(1));
+  const Vec<A> q2 = q * q;
+  Vec<A> sum = splat<A>(A(1) / A(2 * Bits::kLogTerms - 1));
+  for (int term = Bits::kLogTerms - 2; term >= 0; --term) sum = sum * q2 + A(1) / A(2 * term + 1);
+  const Vec<A> exponent = __builtin_convertvector(k, Vec<A>);
+  return exponent * A(0.69314718055994531) + A(2) * q * sum;
+}
+
+// sigmoid(x) and sigmoid(-x), both to full relative precision.
+template <class A>
+DCGNN_INLINE void sigmoid_pair(Vec<A> x, Vec<A>& positive, Vec<A>& negative) {
+  const Vec<A> e = vexp<A>(-vabs<A>(x));
+  const Vec<A> large = A(1) / (A(1) + e);
+  const Vec<A> small = e * large;
+  const Mask<A> up = x > 0;
+  positive = select<A>(up, large, small);
+  negative = select<A>(up, small, large);
+}
+
+}  // namespace dcgnn::cpu::DCGNN_ISA
