@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 STAMP := $(VENV)/.installed
 
+# Threads that spin while they wait slow each other down manyfold on a machine that is busy with other work.
+export OMP_WAIT_POLICY ?= passive
+
 .PHONY: setup demo test lint format native-test clean
 
 setup: $(STAMP)
