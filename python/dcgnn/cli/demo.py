@@ -36,7 +36,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser("demo", help="DC-GNN beside GCN and GAT on Minesweeper")
     parser.add_argument(
         "--graph",
-        default="minesweeper-synthetic:rows=50,cols=50",
+        default="minesweeper-synthetic:rows=40,cols=40",
         help="graph to train on (default: %(default)s)",
     )
     parser.add_argument("--epochs", type=int, default=80, metavar="N", help="epochs (default: %(default)s)")
