@@ -5,32 +5,34 @@
 // potential is kept fixed.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+
 #include "log_sinkhorn.h"
 
 namespace dcgnn::cpu::DCGNN_ISA {
 
-// Solves J x = rhs for a symmetric positive semidefinite J [K, K] with x_{K-1} = 0, by LDL^T in
-// place. A direction without curvature (its rows are saturated) gets 0: nothing depends on it.
-inline void solve_gauge_fixed(double* hessian, double* rhs, int64_t clusters) {
+// Solves (J + floor) x = rhs for a symmetric positive semidefinite J [K, K] with x_{K-1} = 0, by
+// LDL^T in place. The floor is the rounding noise of J: where rows are saturated J carries no
+// information below it, and x stays bounded.
+inline void solve_gauge_fixed(double* hessian, double* rhs, int64_t clusters, double floor) {
   const int64_t size = clusters - 1;
+  for (int64_t k = 0; k < size; ++k) hessian[k * clusters + k] += floor;
   for (int64_t k = 0; k < size; ++k) {
-    double* row = hessian + k * clusters;
-    const double pivot = row[k];
-    const bool flat = !(pivot > 1e-300);
+    const double* row = hessian + k * clusters;
     for (int64_t i = k + 1; i < size; ++i) {
       double* other = hessian + i * clusters;
-      const double factor = flat ? 0. : other[k] / pivot;
+      const double factor = other[k] / row[k];
       for (int64_t c = k + 1; c < size; ++c) other[c] -= factor * row[c];
       rhs[i] -= factor * rhs[k];
     }
-    if (flat) row[k] = 0;
   }
   rhs[size] = 0;
   for (int64_t k = size - 1; k >= 0; --k) {
     const double* row = hessian + k * clusters;
     double sum = rhs[k];
     for (int64_t c = k + 1; c < size; ++c) sum -= row[c] * rhs[c];
-    rhs[k] = row[k] > 0 ? sum / row[k] : 0.;
+    rhs[k] = sum / row[k];
   }
 }
 
@@ -75,56 +77,171 @@ void sum_hessian(Problem<A>& problem, const A* g, bool direct, A factor, A* out)
   });
 }
 
-// Sinkhorn iterations until every log column sum is within tol of log(n / K), at most max_iters;
-// then Newton steps with backtracking, as long as they help. potentials[j] = g_j; the logits
-// columns become K P.
+// Climbs the concave dual D(g) = mean_j g_j - mean_u lse_u(g) to its top, where every column sum is
+// n / K. Each iteration takes the Sinkhorn step or the Newton step (a quarter or the whole of it,
+// never longer than kLongestStep), whichever raises D most; Newton's also when it lowers the error,
+// the largest |log column sum - log(n / K)|, since D is flat near its top.
+template <class A>
+class Climb {
+ public:
+  Climb(Problem<A>& problem, Buffer<A>& scratch, Buffer<double>& system)
+      : problem_(problem),
+        clusters_(problem.clusters()),
+        target_(std::log(static_cast<A>(problem.rows()) / static_cast<A>(clusters_))),
+        floor_(std::numeric_limits<A>::epsilon() * static_cast<double>(problem.rows())) {
+    sums_ = scratch.reserve(clusters_ * clusters_ + 6 * clusters_);
+    parts_ = sums_ + clusters_;
+    trial_ = parts_ + 2 * clusters_;
+    next_ = trial_ + clusters_;
+    hessian_ = next_ + clusters_;
+    matrix_ = system.reserve(clusters_ * clusters_ + clusters_);
+    step_ = matrix_ + clusters_ * clusters_;
+  }
+
+  // Log column sums at the g of the last evaluation.
+  const A* sums() const { return sums_; }
+
+  struct Height {
+    A dual;
+    A error;
+  };
+
+  Height evaluate(const A* g) {
+    log_column_sums(problem_, g, sums_, parts_);
+    A total = 0;
+    problem_.sum_blocks(1, &total, [&](int64_t block, A* partial) {
+      Vec<A> sum = {};
+      const A* lse = problem_.lse(block);
+      for_each_vector<A>(problem_.block_rows(block), [&](int64_t u, Mask<A> live) {
+        sum += select<A>(live, load(lse + u), Vec<A>{});
+      });
+      *partial = reduce_add<A>(sum);
+    });
+    A mean = 0, error = 0;
+    for (int64_t j = 0; j < clusters_; ++j) {
+      const A difference = std::fabs(sums_[j] - target_);
+      error = difference > error ? difference : error;
+      mean += g[j] / static_cast<A>(clusters_);
+    }
+    return {mean - total / static_cast<A>(problem_.rows()), error};
+  }
+
+  void run(A* g, int64_t max_iters, double tol) {
+    constexpr A kNoise = 4 * std::numeric_limits<A>::epsilon();
+    Height best = evaluate(g);
+    for (int64_t iteration = 0, waited = 0; iteration < max_iters && waited < kPatience;
+         ++iteration) {
+      const Height here = evaluate(g);
+      if (here.error <= kNoise) return;
+      const double length = newton_step(g);
+      for (int64_t j = 0; j < clusters_; ++j) next_[j] = g[j] + target_ - sums_[j];
+      A highest = evaluate(next_).dual;
+      for (const double fraction : {0.25, 1.}) {
+        const double share = fraction * (length > kLongestStep ? kLongestStep / length : 1.);
+        for (int64_t j = 0; j < clusters_; ++j) {
+          trial_[j] = g[j] + static_cast<A>(share * step_[j]);
+        }
+        const Height there = evaluate(trial_);
+        if (there.dual > highest || there.error < here.error) {
+          highest = there.dual > highest ? there.dual : highest;
+          std::copy(trial_, trial_ + clusters_, next_);
+        }
+      }
+      std::copy(next_, next_ + clusters_, g);
+      if (length <= tol) return;
+      const Height now = evaluate(g);
+      const bool improved =
+          now.error < best.error || now.dual > best.dual + kNoise * std::fabs(now.dual);
+      best = {now.dual > best.dual ? now.dual : best.dual,
+              now.error < best.error ? now.error : best.error};
+      waited = improved ? 0 : waited + 1;
+    }
+  }
+
+ private:
+  static constexpr double kLongestStep = 5;
+  // Iterations without any gain after which the precision is used up.
+  static constexpr int64_t kPatience = 20;
+
+  // step = J^-1 (n / K - column sums) at the g of the last evaluation; its largest entry.
+  double newton_step(const A* g) {
+    sum_hessian(problem_, g, false, A(0), hessian_);
+    for (int64_t k = 0; k < clusters_ * clusters_; ++k) {
+      matrix_[k] = static_cast<double>(hessian_[k]);
+    }
+    for (int64_t j = 0; j < clusters_; ++j) {
+      step_[j] = std::exp(static_cast<double>(target_)) - std::exp(static_cast<double>(sums_[j]));
+    }
+    solve_gauge_fixed(matrix_, step_, clusters_, floor_);
+    double longest = 0;
+    for (int64_t j = 0; j < clusters_; ++j) longest = std::max(longest, std::fabs(step_[j]));
+    return longest;
+  }
+
+  Problem<A>& problem_;
+  int64_t clusters_;
+  A target_;
+  double floor_;
+  A *sums_, *parts_, *trial_, *next_, *hessian_;
+  double *matrix_, *step_;
+};
+
+template <class A>
+void scale_logits(Problem<A>& problem, A factor) {
+  problem.for_each_block([&](int64_t block) {
+    for (int64_t j = 0; j < problem.clusters(); ++j) {
+      A* column = problem.logits(block) + j * problem.stride();
+      for_each_vector<A>(problem.block_rows(block),
+                         [&](int64_t u, Mask<A>) { store(column + u, load(column + u) * factor); });
+    }
+  });
+}
+
+// The largest difference of two logits in one row.
+template <class A>
+A widest_row(Problem<A>& problem) {
+  A widest = 0;
+  problem.fold_blocks(
+      1, &widest,
+      [&](int64_t block, A* partial) {
+        const A* logits = problem.logits(block);
+        Vec<A> most = {};
+        for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A> live) {
+          Vec<A> high = load(logits + u), low = -high;
+          for (int64_t j = 1; j < problem.clusters(); ++j) {
+            const Vec<A> value = load(logits + j * problem.stride() + u);
+            high = vmax<A>(value, high);
+            low = vmax<A>(-value, low);
+          }
+          most = vmax<A>(select<A>(live, high + low, Vec<A>{}), most);
+        });
+        *partial = reduce_max<A>(most);
+      },
+      [](A* total, const A* partial) { *total = *partial > *total ? *partial : *total; });
+  return widest;
+}
+
+// potentials[j] = g_j at convergence; the logits columns become K P. From afar both Sinkhorn and
+// Newton advance by a bounded step, so sharp problems are approached by doubling the logits from a
+// smooth start: powers of two, so that the logits come back unchanged.
 template <class A>
 void log_converge(Problem<A>& problem, A* g, Buffer<A>& scratch, Buffer<double>& system) {
-  const int64_t clusters = problem.clusters();
-  const A target = std::log(static_cast<A>(problem.rows()) / static_cast<A>(clusters));
-  A* sums = scratch.reserve(clusters * clusters + 6 * clusters);
-  A* parts = sums + clusters;
-  A* trial = parts + 2 * clusters;
-  A* hessian = trial + clusters;
-  double* matrix = system.reserve(clusters * clusters + clusters);
-  double* step = matrix + clusters * clusters;
-  const auto error_at = [&](const A* at) {
-    log_column_sums(problem, at, sums, parts);
-    A error = 0;
-    for (int64_t j = 0; j < clusters; ++j) {
-      const A difference = std::fabs(sums[j] - target);
-      error = difference > error ? difference : error;
-    }
-    return error;
-  };
-  const A epsilon = std::numeric_limits<A>::epsilon();
-  const A tol = static_cast<A>(problem.transport().tol);
-  for (int64_t j = 0; j < clusters; ++j) g[j] = 0;
-  A error = error_at(g);
-  for (int64_t t = 0; t < problem.transport().max_iters && error > tol; ++t) {
-    for (int64_t j = 0; j < clusters; ++j) g[j] += target - sums[j];
-    error = error_at(g);
+  constexpr A kSmooth = 8;
+  constexpr int64_t kItersOfDoubling = 8;
+  Climb<A> climb(problem, scratch, system);
+  const double tol = problem.transport().tol;
+  for (int64_t j = 0; j < problem.clusters(); ++j) g[j] = 0;
+  int halvings = 0;
+  for (A width = widest_row(problem); width > kSmooth; width /= 2) ++halvings;
+  if (halvings > 0) scale_logits(problem, std::ldexp(A(1), -halvings));
+  for (; halvings > 0; --halvings) {
+    climb.run(g, kItersOfDoubling, tol);
+    scale_logits(problem, A(2));
+    for (int64_t j = 0; j < problem.clusters(); ++j) g[j] *= 2;
   }
-  constexpr int kNewtonSteps = 30, kHalvings = 8;
-  for (int newton = 0; newton < kNewtonSteps && error > 4 * epsilon; ++newton) {
-    sum_hessian(problem, g, false, A(0), hessian);
-    for (int64_t k = 0; k < clusters * clusters; ++k) matrix[k] = static_cast<double>(hessian[k]);
-    for (int64_t j = 0; j < clusters; ++j) {
-      step[j] = std::exp(static_cast<double>(target)) - std::exp(static_cast<double>(sums[j]));
-    }
-    solve_gauge_fixed(matrix, step, clusters);
-    A length = 1, best = error;
-    for (int halving = 0; halving < kHalvings; ++halving, length /= 2) {
-      for (int64_t j = 0; j < clusters; ++j) trial[j] = g[j] + length * static_cast<A>(step[j]);
-      best = error_at(trial);
-      if (best < error) break;
-    }
-    if (!(best < error)) break;
-    for (int64_t j = 0; j < clusters; ++j) g[j] = trial[j];
-    error = best;
-  }
-  error_at(g);  // lse and sums of the accepted g
-  log_finish(problem, g, sums);
+  climb.run(g, problem.transport().max_iters, tol);
+  climb.evaluate(g);  // lse and sums of the final g
+  log_finish(problem, g, climb.sums());
 }
 
 // values: dP in, dL out; weights: K P out. With v = dP / n and dg = sum_u R_u (v_u - <R_u, v_u>):
@@ -143,7 +260,8 @@ void log_converged_backward(Problem<A>& problem, const A* g, Buffer<A>& scratch,
   sum_hessian(problem, g, true, inverse_rows, hessian);
   for (int64_t k = 0; k < clusters * (clusters + 1); ++k)
     matrix[k] = static_cast<double>(hessian[k]);
-  solve_gauge_fixed(matrix, matrix + clusters * clusters, clusters);
+  solve_gauge_fixed(matrix, matrix + clusters * clusters, clusters,
+                    std::numeric_limits<A>::epsilon() * static_cast<double>(problem.rows()));
   A* inverse_sums = parts;
   for (int64_t j = 0; j < clusters; ++j) {
     y[j] = static_cast<A>(matrix[clusters * clusters + j]);
