@@ -1,6 +1,7 @@
 # make setup   environment in .venv, package built and installed there (editable)
 # make demo    trains DC-GNN on an embedded graph, beside GCN and GAT
 # make test    all tests
+# make sanitize  native unit tests under the address, undefined-behaviour and thread sanitizers
 # make lint    ruff, mypy, clang-format
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +12,7 @@ STAMP := $(VENV)/.installed
 # Threads that spin while they wait slow each other down manyfold on a machine that is busy with other work.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: setup demo test lint format native-test clean
+.PHONY: setup demo test lint format native-test sanitize clean
 
 setup: $(STAMP)
 
@@ -39,6 +40,15 @@ native-test: setup
 	  -DCMAKE_BUILD_TYPE=Release -DDCGNN_WERROR=$(if $(CI),ON,OFF) > /dev/null
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/native-test
 	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/native-test --output-on-failure
+
+# -O1: the kernels are templates many layers deep, unusably slow without inlining.
+sanitize: setup
+	for sanitizer in address,undefined thread; do \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/sanitize-$$sanitizer -G Ninja -DDCGNN_BUILD_TESTS=ON \
+	    -DCMAKE_BUILD_TYPE= -DCMAKE_CXX_FLAGS="-O1 -g1" -DDCGNN_SANITIZE=$$sanitizer > /dev/null && \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/sanitize-$$sanitizer && \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/sanitize-$$sanitizer --output-on-failure || exit 1; \
+	done
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "problem.h"
+#include "rows.h"
 
 namespace dcgnn::cpu::DCGNN_ISA {
 
@@ -48,14 +49,8 @@ void pair_forward(Problem<A>& problem, A* history) {
       history[2 * t + j] = potential[j];
     }
   }
-  for (int64_t k = 0; k < 2 * num_iters; k += kLanes<A>) {
-    const int count =
-        static_cast<int>(2 * num_iters - k < kLanes<A> ? 2 * num_iters - k : kLanes<A>);
-    Vec<A> values = splat<A>(1);
-    for (int c = 0; c < count; ++c) values[c] = history[k + c];
-    values = vlog<A>(values);
-    for (int c = 0; c < count; ++c) history[k + c] = values[c];
-  }
+  for_each_slice<A, 1>(
+      2 * num_iters, [&](auto slice) { slice.store(history, 0, vlog<A>(slice.load(history, 0))); });
   problem.for_each_block([&](int64_t block) {
     A* column = problem.logits(block);
     for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A>) {

@@ -144,9 +144,14 @@ void reduce_rows(const Rows& rows, int64_t count, const T* a, const T* b, A* out
         const Vec<A> z = slice.load(row, v);
         for (int c = 0; c < NC; ++c) sums[c] = Term::add(sums[c], z, left[c][v], right[v]);
       }
+      A totals[NC];
+      if constexpr (NC == 1) totals[0] = reduce_add<A>(sums[0]);
+      for (int c = 0; c + 1 < NC; c += 2) {
+        reduce_add_two<A>(sums[c], sums[c + 1], totals[c], totals[c + 1]);
+      }
       for (int c = 0; c < NC; ++c) {
-        const A sum = reduce_add<A>(sums[c]);
-        out[c * stride + k] = slice.first == 0 ? sum : out[c * stride + k] + sum;
+        A* value = out + c * stride + k;
+        *value = slice.first == 0 ? totals[c] : *value + totals[c];
       }
     }
   });

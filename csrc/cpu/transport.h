@@ -91,9 +91,17 @@ class TransportSolver {
       const int64_t count = problem_.block_rows(block);
       const A* weights = problem_.logits(block);
       T* out = assign + block * kBlockRows * num_clusters;
-      for (int64_t u = 0; u < count; ++u) {
-        for (int64_t j = 0; j < num_clusters; ++j) {
-          out[u * num_clusters + j] = from_acc<T>(weights[j * stride + u] * inverse_clusters);
+      if (is_pair()) {  // the count of columns at compile time lets the compiler interleave vectors
+        for (int64_t u = 0; u < count; ++u) {
+          for (int64_t j = 0; j < 2; ++j) {
+            out[u * 2 + j] = from_acc<T>(weights[j * stride + u] * inverse_clusters);
+          }
+        }
+      } else {
+        for (int64_t u = 0; u < count; ++u) {
+          for (int64_t j = 0; j < num_clusters; ++j) {
+            out[u * num_clusters + j] = from_acc<T>(weights[j * stride + u] * inverse_clusters);
+          }
         }
       }
       weighted_sums_of_all<false>(rows.from(block * kBlockRows), count, weights, stride,

@@ -199,13 +199,43 @@ DCGNN_INLINE A reduce_add(Vec<A> v) {
   return lanes[0];
 }
 
+// The sums of two vectors; together they need fewer shuffles than one after the other.
+template <class A>
+DCGNN_INLINE void reduce_add_two(Vec<A> a, Vec<A> b, A& sum_a, A& sum_b) {
+#if defined(__AVX2__)
+  if constexpr (std::is_same_v<A, float>) {
+#if defined(__AVX512DQ__)
+    const __m256 low = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m256 high = _mm256_add_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1));
+#else
+    const __m256 low = a, high = b;
+#endif
+    const __m256 pairs =
+        _mm256_add_ps(_mm256_unpacklo_ps(low, high), _mm256_unpackhi_ps(low, high));
+    __m128 quad = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
+    quad = _mm_add_ps(quad, _mm_movehl_ps(quad, quad));
+    sum_a = _mm_cvtss_f32(quad);
+    sum_b = _mm_cvtss_f32(_mm_movehdup_ps(quad));
+    return;
+  }
+#endif
+  sum_a = reduce_add<A>(a);
+  sum_b = reduce_add<A>(b);
+}
+
 template <class A>
 DCGNN_INLINE A reduce_max(Vec<A> v) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float>) return _mm512_reduce_max_ps(v);
+  if constexpr (std::is_same_v<A, double>) return _mm512_reduce_max_pd(v);
+#endif
   A lanes[kLanes<A>];
   store(lanes, v);
-  A best = lanes[0];
-  for (int c = 1; c < kLanes<A>; ++c) best = lanes[c] > best ? lanes[c] : best;
-  return best;
+  for (int half = kLanes<A> / 2; half > 0; half /= 2) {
+    for (int c = 0; c < half; ++c)
+      lanes[c] = lanes[c] > lanes[c + half] ? lanes[c] : lanes[c + half];
+  }
+  return lanes[0];
 }
 
 // True in the lanes 0 .. count-1: rows of a block come in whole vectors, the last one is not full.

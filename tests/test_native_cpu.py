@@ -1,0 +1,266 @@
+"""The native CPU kernels beyond tests/test_ops.py: widths, many clusters, hubs, threads, instruction sets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from graphs import awkward, star
+from test_ops import COST_SCALES, TOLERANCE, compare_with_reference, random_inputs, values_and_grads
+from torch import Tensor
+
+import dcgnn_kernels
+from dcgnn_kernels import EgoGraph, reference
+
+CPU = torch.device("cpu")
+
+pytestmark = pytest.mark.skipif(
+    not dcgnn_kernels.backends()["native-cpu"].available,
+    reason=dcgnn_kernels.backends()["native-cpu"].reason,
+)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def irregular(num_nodes: int, num_edges: int) -> EgoGraph:
+    """Directed, with one ego of a quarter of the nodes and one node in as many egos."""
+    edges = torch.randint(0, num_nodes, (2, num_edges))
+    quarter = torch.randperm(num_nodes)[: num_nodes // 4]
+    into, out_of = torch.stack([quarter, quarter * 0]), torch.stack([quarter * 0 + 1, quarter])
+    return EgoGraph.from_edge_index(torch.cat([edges, into, out_of], 1), num_nodes)
+
+
+def test_every_op_has_a_native_kernel():
+    backend = dcgnn_kernels.backends()["native-cpu"]
+    assert set(backend.ops) >= {"local_sinkhorn", "cluster_scatter", "global_sinkhorn", "local_centroids"}
+    assert backend.reason.split(",")[0] in ("baseline", "avx2", "avx512")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("num_channels", [8, 16, 24, 32, 64, 100, 128, 256, 333])
+def test_widths(num_channels, dtype):
+    graph = irregular(40, 160)
+    z, centroids = (t / num_channels**0.5 for t in random_inputs(40, 2, num_channels, CPU))
+    for cost_scale in COST_SCALES:
+        options = (graph, 2.0, 3, cost_scale)
+        compare_with_reference(
+            lambda z, c, o=options: dcgnn_kernels.local_sinkhorn(z, c, *o),
+            lambda z, c, o=options: reference.local_sinkhorn(z, c, *o),
+            (z, centroids),
+            dtype,
+        )
+    assign = torch.rand(graph.num_slots, 2, dtype=torch.float64)
+    compare_with_reference(
+        lambda p, c: dcgnn_kernels.cluster_scatter(p, c, graph),
+        lambda p, c: reference.cluster_scatter(p, c, graph),
+        (assign, centroids),
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("num_iters", [1, 5, None])
+@pytest.mark.parametrize("num_clusters", [16, 19])
+def test_many_clusters(num_clusters, num_iters, dtype):
+    graph = irregular(40, 160)
+    z, centroids = random_inputs(40, num_clusters, 10, CPU)
+    for cost_scale in COST_SCALES:
+        lam = 0.2 if cost_scale == "none" else 2.0
+        options = (lam, num_iters, cost_scale)
+        compare_with_reference(
+            lambda z, c, o=options: dcgnn_kernels.local_sinkhorn(z, c, graph, *o),
+            lambda z, c, o=options: reference.local_sinkhorn(z, c, graph, *o),
+            (z, centroids),
+            dtype,
+        )
+        compare_with_reference(
+            lambda z, c, o=options: dcgnn_kernels.global_sinkhorn(z, c, *o),
+            lambda z, c, o=options: reference.global_sinkhorn(z, c, *o),
+            (z, centroids[0]),
+            dtype,
+        )
+
+
+@pytest.mark.parametrize("num_clusters", [2, 3])
+def test_hubs_and_many_blocks(num_clusters):
+    """An ego, and the egos of a node, too long for one task; the global problem in many blocks."""
+    graph = irregular(40_000, 1000)
+    assert int(graph.ego_sizes().max()) > 9000
+    assert int(graph.egos_per_node().max()) > 9000
+    z, centroids = random_inputs(40_000, num_clusters, 3, CPU)
+    for num_iters in (2, None):
+        options = (0.7, num_iters, "max")
+        compare_with_reference(
+            lambda z, c, o=options: dcgnn_kernels.local_sinkhorn(z, c, graph, *o),
+            lambda z, c, o=options: reference.local_sinkhorn(z, c, graph, *o),
+            (z, centroids),
+            torch.float64,
+        )
+        compare_with_reference(
+            lambda z, c, o=options: dcgnn_kernels.global_sinkhorn(z, c, *o),
+            lambda z, c, o=options: reference.global_sinkhorn(z, c, *o),
+            (z, centroids[0]),
+            torch.float64,
+        )
+    compare_with_reference(
+        lambda z: dcgnn_kernels.local_centroids(z, graph, num_clusters),
+        lambda z: reference.local_centroids(z, graph, num_clusters),
+        (z,),
+        torch.float64,
+    )
+
+
+def layer(z: Tensor, centroids: Tensor, graph: EgoGraph, cost_scale: str = "max") -> Tensor:
+    start = dcgnn_kernels.local_centroids(z, graph, centroids.size(1)) + centroids
+    assign, clusters = dcgnn_kernels.local_sinkhorn(z, start, graph, 2.0, 3, cost_scale)
+    whole, means = dcgnn_kernels.global_sinkhorn(z, centroids[0], 2.0, 5, cost_scale)
+    # Only elementwise: torch's own sums may depend on the number of threads.
+    means = torch.nn.functional.pad(means, (0, 0, 0, z.size(0) - means.size(0)))
+    return dcgnn_kernels.cluster_scatter(assign, clusters, graph) + whole[:, :1] + means
+
+
+@pytest.mark.parametrize("num_clusters", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_same_bits_for_any_number_of_threads(num_clusters, dtype, threads):
+    graph = irregular(40_000, 60_000)
+    inputs = random_inputs(40_000, num_clusters, 8, CPU, dtype)
+    results = []
+    for count in (1, 2, 3, 8, 2):
+        threads(count)
+        values = [*dcgnn_kernels.local_sinkhorn(*inputs, graph, 2.0, 3, "max")]
+        values += dcgnn_kernels.global_sinkhorn(inputs[0], inputs[1][0], 2.0, 5, "mean")
+        values += [dcgnn_kernels.cluster_scatter(values[0], values[1], graph)]
+        leaves = [t.clone().requires_grad_() for t in inputs]
+        out = layer(*leaves, graph)
+        results.append([*values, out.detach(), *torch.autograd.grad(out, leaves, out.detach())])
+    for other in results[1:]:
+        for left, right in zip(results[0], other, strict=True):
+            assert torch.equal(left, right)
+
+
+def test_int64_indices_give_the_same_bits():
+    graph = irregular(300, 2000)
+    wide = EgoGraph(*(array.long() for array in graph.arrays()))
+    inputs = random_inputs(300, 2, 16, CPU, torch.float32)
+    left = values_and_grads(lambda z, c: layer(z, c, graph), inputs)
+    right = values_and_grads(lambda z, c: layer(z, c, wide), inputs)
+    for a, b in zip(left[0] + left[1], right[0] + right[1], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_float16_is_computed_in_float32():
+    graph = EgoGraph.from_edge_index(*awkward())
+    z, centroids = (t.half() for t in random_inputs(graph.num_nodes, 2, 5, CPU))
+    assign, clusters = dcgnn_kernels.local_sinkhorn(z, centroids, graph)
+    wide_assign, wide_clusters = dcgnn_kernels.local_sinkhorn(z.float(), centroids.float(), graph)
+    assert torch.equal(assign, wide_assign.half())
+    assert torch.equal(clusters, wide_clusters.half())
+
+
+def test_an_offset_of_all_points_costs_no_digits():
+    """K = 2 works about the midpoint of the centroids: far from the origin is as good as near it."""
+    graph = EgoGraph.from_edge_index(*star(9))
+    z, centroids = random_inputs(9, 2, 4, CPU)
+    far = [(t + 1000.0).float() for t in (z, centroids)]
+    near = [t.double() - 1000.0 for t in far]
+    assign, _ = dcgnn_kernels.local_sinkhorn(*far, graph)
+    expected, _ = reference.local_sinkhorn(*near, graph)
+    torch.testing.assert_close(assign.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_costs_that_overflow_are_an_error():
+    graph = EgoGraph.from_edge_index(*star(4))
+    z, centroids = random_inputs(4, 2, 3, CPU, torch.float32)
+    with pytest.raises(ValueError, match="overflow"):
+        dcgnn_kernels.local_sinkhorn(1e25 * z, centroids, graph, cost_scale="max")
+    with pytest.raises(ValueError, match="overflow"):
+        dcgnn_kernels.global_sinkhorn(1e25 * z, centroids[0], cost_scale="max")
+
+
+@pytest.mark.parametrize("position", [(0, 0), (8, 3)])
+def test_nan_is_found_wherever_it_is(position):
+    graph = EgoGraph.from_edge_index(*awkward())  # 8 is isolated
+    z, centroids = random_inputs(graph.num_nodes, 2, 4, CPU)
+    for cost_scale in COST_SCALES:
+        for value in (float("nan"), float("-inf")):
+            bad_z, bad_centroids = z.clone(), centroids.clone()
+            bad_z[position] = value
+            bad_centroids[position[0], 1, position[1]] = value
+            with pytest.raises(ValueError, match="local_sinkhorn: z contains NaN or infinity"):
+                dcgnn_kernels.local_sinkhorn(bad_z, centroids, graph, cost_scale=cost_scale)
+            with pytest.raises(ValueError, match="local_sinkhorn: centroids contains NaN or infinity"):
+                dcgnn_kernels.local_sinkhorn(z, bad_centroids, graph, cost_scale=cost_scale)
+            with pytest.raises(ValueError, match="global_sinkhorn: z contains NaN or infinity"):
+                dcgnn_kernels.global_sinkhorn(bad_z, centroids[0], cost_scale=cost_scale)
+
+
+def test_malformed_graph_arrays_are_refused():
+    graph = EgoGraph.from_edge_index(*star(4))
+    z, centroids = random_inputs(4, 2, 3, CPU)
+    rowptr, member, colptr, ego, slot = graph.arrays()
+    for arrays in (
+        (rowptr, member[:-1], colptr, ego, slot),
+        (rowptr, member, colptr[:-1], ego, slot),
+        (rowptr.long(), member, colptr, ego, slot),
+        (rowptr + 1, member, colptr, ego, slot),
+    ):
+        with pytest.raises(ValueError, match="local_sinkhorn: "):
+            torch.ops.dcgnn.local_sinkhorn(z, centroids, *arrays, 1.0, 3, "none", 1e-9, 10)
+
+
+def test_exported_program():
+    class Layer(torch.nn.Module):
+        def forward(self, z: Tensor, centroids: Tensor, graph: EgoGraph) -> Tensor:
+            return layer(z, centroids, graph)
+
+    graph = irregular(30, 90)
+    inputs = random_inputs(30, 2, 8, CPU, torch.float32)
+    program = torch.export.export(Layer(), (*inputs, graph))
+    torch.testing.assert_close(program.module()(*inputs, graph), layer(*inputs, graph))
+
+
+SAME_EVERYWHERE = """
+import sys, torch
+sys.path.insert(0, sys.argv[2])
+from test_native_cpu import irregular, layer
+from test_ops import random_inputs, values_and_grads
+import dcgnn_kernels
+assert dcgnn_kernels.backends()["native-cpu"].reason.startswith(sys.argv[1]), dcgnn_kernels.backends()
+torch.manual_seed(0)
+graph = irregular(200, 1500)
+results = []
+for num_clusters in (2, 3):
+    for cost_scale in ("none", "max"):
+        inputs = random_inputs(200, num_clusters, 21, torch.device("cpu"))
+        inputs = [t / 5 for t in inputs]
+        values, grads = values_and_grads(lambda z, c: layer(z, c, graph, cost_scale), inputs)
+        results += values + grads
+torch.save(results, sys.argv[3])
+"""
+
+
+def test_instruction_sets_agree(tmp_path: Path):
+    """Lower instruction sets than this processor's, in processes of their own: the choice is made at load."""
+    order = ("baseline", "avx2", "avx512")
+    best = dcgnn_kernels.backends()["native-cpu"].reason.split(",")[0]
+    results = []
+    for isa in order[: order.index(best) + 1]:
+        file = tmp_path / f"{isa}.pt"
+        subprocess.run(
+            [sys.executable, "-c", SAME_EVERYWHERE, isa, str(Path(__file__).parent), str(file)],
+            check=True,
+            env=os.environ | {"DCGNN_CPU_ISA": isa},
+        )
+        results.append(torch.load(file))
+    for other in results[1:]:
+        for left, right in zip(results[0], other, strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-10)
