@@ -9,6 +9,7 @@ from dcgnn_kernels.global_sinkhorn import global_sinkhorn
 from dcgnn_kernels.graph import EgoGraph
 from dcgnn_kernels.local_centroids import local_centroids
 from dcgnn_kernels.local_sinkhorn import local_sinkhorn
+from dcgnn_kernels.node_update import node_update
 
 try:
     __version__ = version("dcgnn-kernels")
@@ -22,5 +23,6 @@ __all__ = [
     "global_sinkhorn",
     "local_centroids",
     "local_sinkhorn",
+    "node_update",
     "reference",
 ]

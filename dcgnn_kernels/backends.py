@@ -8,7 +8,7 @@ import torch
 
 from dcgnn_kernels import _native_loader
 
-OPS = ("local_sinkhorn", "cluster_scatter", "global_sinkhorn", "local_centroids")
+OPS = ("local_sinkhorn", "cluster_scatter", "global_sinkhorn", "local_centroids", "node_update")
 
 
 @dataclass(frozen=True)

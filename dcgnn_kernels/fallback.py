@@ -207,6 +207,60 @@ def cluster_scatter_backward(
     return grad_assign.to(assign.dtype), grad_clusters.to(clusters.dtype)
 
 
+def node_update(
+    x: Tensor,
+    global_assign: Tensor,
+    global_message: Tensor,
+    assign: Tensor,
+    message: Tensor,
+    x_factor: Tensor,
+    global_factor: Tensor,
+    local_factor: Tensor,
+    ego_factor: Tensor,
+    *arrays: Tensor,
+) -> Tensor:
+    return reference.node_update(
+        x,
+        global_assign,
+        global_message,
+        assign,
+        message,
+        EgoGraph(*arrays),
+        x_factor=x_factor,
+        global_factor=global_factor,
+        local_factor=local_factor,
+        ego_factor=ego_factor,
+    )
+
+
+def node_update_backward(
+    grad: Tensor,
+    global_assign: Tensor,
+    global_message: Tensor,
+    assign: Tensor,
+    message: Tensor,
+    x_factor: Tensor,
+    global_factor: Tensor,
+    local_factor: Tensor,
+    ego_factor: Tensor,
+    *arrays: Tensor,
+) -> tuple[Tensor, ...]:
+    wide = grad.to(x_factor.dtype)
+    dense = global_factor[:, None] * wide
+    weighted = ego_factor[:, None, None] * message.to(wide.dtype)
+    grad_assign, grad_weighted = cluster_scatter_backward(
+        local_factor[:, None] * wide, assign.to(wide.dtype), weighted, *arrays
+    )
+    grads = (
+        x_factor[:, None] * wide,
+        dense @ global_message.to(wide.dtype).mT,
+        global_assign.to(wide.dtype).mT @ dense,
+        grad_assign,
+        ego_factor[:, None, None] * grad_weighted,
+    )
+    return tuple(tensor.to(message.dtype) for tensor in grads)
+
+
 def global_sinkhorn(
     z: Tensor,
     centroids: Tensor,

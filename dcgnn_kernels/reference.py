@@ -277,6 +277,28 @@ def cluster_scatter(assign: Tensor, clusters: Tensor, graph: EgoGraph) -> Tensor
     return out.index_add(0, graph.member.long(), messages).to(clusters.dtype)
 
 
+def node_update(
+    x: Tensor,
+    global_assign: Tensor,
+    global_message: Tensor,
+    assign: Tensor,
+    message: Tensor,
+    graph: EgoGraph,
+    *,
+    x_factor: Tensor,
+    global_factor: Tensor,
+    local_factor: Tensor,
+    ego_factor: Tensor,
+) -> Tensor:
+    """Reference of :func:`dcgnn_kernels.node_update`; same arguments, same result."""
+    compute = accumulate_dtype(x.dtype)
+    weighted = ego_factor.to(compute)[:, None, None] * message.to(compute)
+    broadcast = cluster_scatter(assign.to(compute), weighted, graph)
+    whole = global_assign.to(compute) @ global_message.to(compute)
+    parts = (x_factor, x.to(compute)), (global_factor, whole), (local_factor, broadcast)
+    return sum(factor.to(compute)[:, None] * part for factor, part in parts).to(x.dtype)  # type: ignore[union-attr]
+
+
 def global_sinkhorn(
     z: Tensor,
     centroids: Tensor,

@@ -32,10 +32,15 @@ at::Tensor cluster_scatter(const at::Tensor& assign_, const at::Tensor& clusters
   }
   const at::Tensor assign = assign_.contiguous(), clusters = clusters_.contiguous();
   at::Tensor out = at::empty({clusters.size(0), clusters.size(2)}, clusters.options());
-  cpu::kernels().cluster_scatter(
-      {kernel_dtype(op, clusters), &arrays.graph, clusters.size(1), clusters.size(2),
-       assign.const_data_ptr(), clusters.const_data_ptr(), out.mutable_data_ptr()},
-      TorchExecutor());
+  cpu::kernels().cluster_scatter({kernel_dtype(op, clusters),
+                                  &arrays.graph,
+                                  clusters.size(1),
+                                  clusters.size(2),
+                                  assign.const_data_ptr(),
+                                  clusters.const_data_ptr(),
+                                  {},
+                                  out.mutable_data_ptr()},
+                                 TorchExecutor());
   return out;
 }
 
@@ -57,12 +62,132 @@ std::tuple<at::Tensor, at::Tensor> cluster_scatter_backward(
   const at::Tensor assign = assign_.contiguous(), clusters = clusters_.contiguous();
   at::Tensor grad_assign = at::empty(assign.sizes(), assign.options());
   at::Tensor grad_clusters = at::empty(clusters.sizes(), clusters.options());
-  cpu::kernels().cluster_scatter_backward(
-      {kernel_dtype(op, clusters), &arrays.graph, clusters.size(1), clusters.size(2),
-       grad.const_data_ptr(), assign.const_data_ptr(), clusters.const_data_ptr(),
-       grad_assign.mutable_data_ptr(), grad_clusters.mutable_data_ptr()},
-      TorchExecutor());
+  cpu::kernels().cluster_scatter_backward({kernel_dtype(op, clusters),
+                                           &arrays.graph,
+                                           clusters.size(1),
+                                           clusters.size(2),
+                                           grad.const_data_ptr(),
+                                           assign.const_data_ptr(),
+                                           clusters.const_data_ptr(),
+                                           {},
+                                           grad_assign.mutable_data_ptr(),
+                                           grad_clusters.mutable_data_ptr(),
+                                           nullptr,
+                                           nullptr,
+                                           nullptr},
+                                          TorchExecutor());
   return {grad_assign, grad_clusters};
+}
+
+// What node_update and its backward have in common.
+struct UpdateArguments {
+  const char* op;
+  GraphArrays arrays;
+  at::Tensor global_assign, global_message, assign, message;
+  at::Tensor x_factor, global_factor, local_factor, ego_factor;
+
+  void prepare() {
+    check_scatter(op, arrays.graph, assign, message);
+    check_same_dtype(op, "global_assign", global_assign, message);
+    check_same_dtype(op, "global_message", global_message, message);
+    TORCH_CHECK_VALUE(global_assign.dim() == 2, op, ": global_assign must have shape [N, K], got ",
+                      global_assign.sizes());
+    check_shape(op, "global_assign", global_assign, {message.size(0), global_assign.size(1)});
+    check_shape(op, "global_message", global_message, {global_assign.size(1), message.size(2)});
+    const auto wide = message.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    for (at::Tensor* factor : {&x_factor, &global_factor, &local_factor, &ego_factor}) {
+      check_shape(op, "a factor", *factor, {message.size(0)});
+      *factor = factor->to(wide).contiguous();
+    }
+    for (at::Tensor* tensor : {&global_assign, &global_message, &assign, &message}) {
+      *tensor = is_half(*tensor) ? tensor->to(at::kFloat).contiguous() : tensor->contiguous();
+    }
+  }
+  // x may be any array where only gradients are wanted: it marks that there is a dense part.
+  cpu::NodeUpdate update(const at::Tensor& x) const {
+    return {global_assign.size(1),          x.const_data_ptr(),
+            global_assign.const_data_ptr(), global_message.const_data_ptr(),
+            ego_factor.const_data_ptr(),    x_factor.const_data_ptr(),
+            global_factor.const_data_ptr(), local_factor.const_data_ptr()};
+  }
+};
+
+at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
+                       const at::Tensor& global_message, const at::Tensor& assign,
+                       const at::Tensor& message, const at::Tensor& x_factor,
+                       const at::Tensor& global_factor, const at::Tensor& local_factor,
+                       const at::Tensor& ego_factor, const at::Tensor& rowptr,
+                       const at::Tensor& member, const at::Tensor& colptr, const at::Tensor& ego,
+                       const at::Tensor& slot) {
+  const char* op = "node_update";
+  UpdateArguments arguments{op,
+                            GraphArrays(op, rowptr, member, colptr, ego, slot),
+                            global_assign,
+                            global_message,
+                            assign,
+                            message,
+                            x_factor,
+                            global_factor,
+                            local_factor,
+                            ego_factor};
+  check_same_dtype(op, "x", x_, message);
+  arguments.prepare();
+  const at::Tensor& clusters = arguments.message;
+  const at::Tensor x = x_.to(clusters.scalar_type()).contiguous();
+  check_shape(op, "x", x, {clusters.size(0), clusters.size(2)});
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  if (x.numel() > 0) {
+    cpu::kernels().cluster_scatter(
+        {kernel_dtype(op, x), &arguments.arrays.graph, clusters.size(1), clusters.size(2),
+         arguments.assign.const_data_ptr(), clusters.const_data_ptr(), arguments.update(x),
+         out.mutable_data_ptr()},
+        TorchExecutor());
+  }
+  return out.to(x_.scalar_type());
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> node_update_backward(
+    const at::Tensor& grad_, const at::Tensor& global_assign, const at::Tensor& global_message,
+    const at::Tensor& assign, const at::Tensor& message, const at::Tensor& x_factor,
+    const at::Tensor& global_factor, const at::Tensor& local_factor, const at::Tensor& ego_factor,
+    const at::Tensor& rowptr, const at::Tensor& member, const at::Tensor& colptr,
+    const at::Tensor& ego, const at::Tensor& slot) {
+  const char* op = "node_update_backward";
+  UpdateArguments arguments{op,
+                            GraphArrays(op, rowptr, member, colptr, ego, slot),
+                            global_assign,
+                            global_message,
+                            assign,
+                            message,
+                            x_factor,
+                            global_factor,
+                            local_factor,
+                            ego_factor};
+  arguments.prepare();
+  const at::Tensor& clusters = arguments.message;
+  const at::Tensor grad = grad_.to(clusters.scalar_type()).contiguous();
+  check_shape(op, "grad", grad, {clusters.size(0), clusters.size(2)});
+  const auto like = [](const at::Tensor& tensor) {
+    return at::empty(tensor.sizes(), tensor.options());
+  };
+  at::Tensor grad_x = like(grad), grad_global_assign = like(arguments.global_assign);
+  at::Tensor grad_global_message = like(arguments.global_message);
+  at::Tensor grad_assign = like(arguments.assign), grad_message = like(clusters);
+  if (grad.numel() > 0) {
+    cpu::kernels().cluster_scatter_backward(
+        {kernel_dtype(op, grad), &arguments.arrays.graph, clusters.size(1), clusters.size(2),
+         grad.const_data_ptr(), arguments.assign.const_data_ptr(), clusters.const_data_ptr(),
+         arguments.update(grad), grad_assign.mutable_data_ptr(), grad_message.mutable_data_ptr(),
+         grad_x.mutable_data_ptr(), grad_global_assign.mutable_data_ptr(),
+         grad_global_message.mutable_data_ptr()},
+        TorchExecutor());
+  } else {
+    for (at::Tensor* tensor : {&grad_global_assign, &grad_global_message, &grad_assign})
+      tensor->zero_();
+  }
+  const auto dtype = message.scalar_type();
+  return {grad_x.to(dtype), grad_global_assign.to(dtype), grad_global_message.to(dtype),
+          grad_assign.to(dtype), grad_message.to(dtype)};
 }
 
 at::Tensor local_centroids(const at::Tensor& z_, const at::Tensor& rowptr, const at::Tensor& member,
@@ -112,6 +237,8 @@ at::Tensor local_centroids_backward(const at::Tensor& grad_, const at::Tensor& r
 TORCH_LIBRARY_IMPL(dcgnn, CPU, library) {
   library.impl("cluster_scatter", &cluster_scatter);
   library.impl("cluster_scatter_backward", &cluster_scatter_backward);
+  library.impl("node_update", &node_update);
+  library.impl("node_update_backward", &node_update_backward);
   library.impl("local_centroids", &local_centroids);
   library.impl("local_centroids_backward", &local_centroids_backward);
 }

@@ -1,6 +1,12 @@
-// The broadcast, out_i = sum_{egos u of i} sum_j P^u_ij C^u_j, as a gather over the transpose; and
-// its backward in one gather over the egos: grad_assign_uj = C_j . grad_u and grad_clusters_j =
-// sum_u P_uj grad_u.
+// The broadcast and the node update around it,
+//   out_i = a_i x_i + b_i sum_j P^Omega_ij M^Omega_j + c_i sum_{egos u of i} w_u sum_j P^u_ij
+//   C^u_j,
+// as one gather over the transpose: the dense part is added while a node's sum is still in cache.
+//
+// Backward is one gather over the egos, with h_i = c_i grad_i: grad_assign_uj = w C_j . h_u and
+// grad_clusters_j = w sum_u P_uj h_u; and one dense pass over the nodes, which is the same
+// computation on consecutive rows: grad_global_assign_ij = b_i M_j . grad_i and
+// grad_global_message_j = sum_i b_i P_ij grad_i.
 #include "segments.h"
 #include "tables.h"
 
@@ -10,7 +16,8 @@ namespace {
 // NumClusters 0: known at run time only.
 template <int NumClusters, class T, class Entries>
 void gather_clusters(const Entries& entries, int64_t begin, int64_t end, int64_t num_clusters,
-                     int64_t channels, const T* assign, const T* clusters, Acc<T>* out) {
+                     int64_t channels, const T* assign, const T* clusters, const Acc<T>* ego_factor,
+                     Acc<T>* out) {
   using A = Acc<T>;
   const int64_t count = NumClusters == 0 ? num_clusters : NumClusters;
   for_each_slice<A, kVectorRegisters / 4>(channels, [&](auto slice) {
@@ -18,14 +25,45 @@ void gather_clusters(const Entries& entries, int64_t begin, int64_t end, int64_t
     Vec<A> acc[NV] = {};
     for (int64_t k = begin; k < end; ++k) {
       if (slice.first == 0) entries.prefetch(k);
+      const int64_t ego = entries.problem(k);
+      const A factor = ego_factor == nullptr ? A(1) : ego_factor[ego];
       const T* weight = assign + entries.slot(k) * count;
-      const T* cluster = clusters + entries.problem(k) * count * channels;
+      const T* cluster = clusters + ego * count * channels;
       for (int64_t j = 0; j < count; ++j) {
-        const A p = to_acc(weight[j]);
+        const A p = factor * to_acc(weight[j]);
         for (int v = 0; v < NV; ++v) acc[v] += p * slice.load(cluster + j * channels, v);
       }
     }
     for (int v = 0; v < NV; ++v) slice.store(out, v, acc[v]);
+  });
+}
+
+template <class A>
+DCGNN_INLINE const A* factors(const void* array) {
+  return static_cast<const A*>(array);
+}
+
+// sums = a x + b P^Omega M^Omega + c sums, for one node.
+template <class T>
+void add_dense_part(const NodeUpdate& update, int64_t node, int64_t channels, Acc<T>* sums) {
+  using A = Acc<T>;
+  const T* x = static_cast<const T*>(update.x) + node * channels;
+  const T* assign = static_cast<const T*>(update.global_assign) + node * update.num_global;
+  const T* message = static_cast<const T*>(update.global_message);
+  const A x_factor = factors<A>(update.x_factor)[node];
+  const A global_factor = factors<A>(update.global_factor)[node];
+  const A local_factor = factors<A>(update.local_factor)[node];
+  for_each_slice<A, 4>(channels, [&](auto slice) {
+    constexpr int NV = decltype(slice)::kVectors;
+    Vec<A> acc[NV];
+    for (int v = 0; v < NV; ++v) {
+      acc[v] = x_factor * slice.load(x, v) + local_factor * slice.load(sums, v);
+    }
+    for (int64_t j = 0; j < update.num_global; ++j) {
+      const A p = global_factor * to_acc(assign[j]);
+      for (int v = 0; v < NV; ++v) acc[v] += p * slice.load(message + j * channels, v);
+    }
+    for (int v = 0; v < NV; ++v) slice.store(sums, v, acc[v]);
   });
 }
 
@@ -36,86 +74,137 @@ void run_forward(const ScatterForward& call, const Executor& executor) {
   const int64_t num_clusters = call.num_clusters, channels = call.channels;
   const T* assign = static_cast<const T*>(call.assign);
   const T* clusters = static_cast<const T*>(call.clusters);
+  const A* ego_factor = factors<A>(call.update.ego_factor);
   const auto fetch = [=](int64_t ego, int64_t slot) {
     prefetch_row(clusters + ego * num_clusters * channels, num_clusters * channels);
     __builtin_prefetch(assign + slot * num_clusters);
+    if (ego_factor != nullptr) __builtin_prefetch(ego_factor + ego);
   };
   const TransposeEntries<Index, decltype(fetch)> entries{
       index_array<Index>(graph.ego), index_array<Index>(graph.slot), graph.num_slots, fetch};
   const auto gather = num_clusters == 2 ? gather_clusters<2, T, decltype(entries)>
                                         : gather_clusters<0, T, decltype(entries)>;
-  sum_segments(index_array<Index>(graph.colptr), graph.num_nodes, channels,
-               static_cast<T*>(call.out), executor,
-               [&](int64_t, int64_t begin, int64_t end, A* sums) {
-                 gather(entries, begin, end, num_clusters, channels, assign, clusters, sums);
-               });
+  sum_segment_blocks<A>(
+      index_array<Index>(graph.colptr), graph.num_nodes, channels, executor,
+      [&](int64_t, int64_t begin, int64_t end, A* sums) {
+        gather(entries, begin, end, num_clusters, channels, assign, clusters, ego_factor, sums);
+      },
+      [&](int64_t node, A* sums) {
+        if (call.update.x != nullptr) add_dense_part<T>(call.update, node, channels, sums);
+        write_row(static_cast<T*>(call.out) + node * channels, sums, channels);
+      });
 }
 
-// One block of an ego's slots: grad_assign of the slots, and their part of grad_clusters.
-template <class T, class Rows>
-void backward_block(const ScatterBackward& call, const Rows& rows, int64_t count, const T* assign,
-                    const T* clusters, T* grad_assign, Acc<T>* columns, Acc<T>* sums) {
+// One block of rows with weights P [count, K] and vectors C [K, F], where row u counts factor(u)
+// times: products_uj = factor(u) C_j . row_u, sums_j = sum_u factor(u) P_uj row_u.
+template <class T, class Rows, class Factor>
+void backward_block(const Rows& rows, int64_t count, int64_t num_clusters, const T* assign,
+                    const T* clusters, const Factor& factor, T* products, Acc<T>* columns,
+                    Acc<T>* sums) {
   using A = Acc<T>;
-  const int64_t num_clusters = call.num_clusters, stride = kBlockRows;
+  const int64_t stride = kBlockRows;
   reduce_rows_by_all<Dot, true>(rows, count, clusters, num_clusters, columns, stride);
-  for (int64_t j = 0; j < num_clusters; ++j) {
-    A* column = columns + j * stride;
-    for (int64_t u = 0; u < count; ++u) {
-      grad_assign[u * num_clusters + j] = from_acc<T>(column[u]);
-      column[u] = to_acc(assign[u * num_clusters + j]);
+  for (int64_t u = 0; u < count; ++u) {
+    const A scale = factor(u);
+    for (int64_t j = 0; j < num_clusters; ++j) {
+      A* value = columns + j * stride + u;
+      products[u * num_clusters + j] = from_acc<T>(scale * *value);
+      *value = scale * to_acc(assign[u * num_clusters + j]);
     }
   }
   weighted_sums_of_all<false>(rows, count, columns, stride, num_clusters,
                               static_cast<const T*>(nullptr), sums);
 }
 
+template <class A>
+struct Memory {
+  Buffer<A> columns, sums;
+};
+
+// backward_block over all blocks of `count` rows, and the sum of their sums, in order, as sums_out.
+template <class T, class Rows, class Factor>
+void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const Rows& rows,
+                     int64_t count, int64_t num_clusters, const T* assign, const T* clusters,
+                     const Factor& factor, T* products, T* sums_out) {
+  using A = Acc<T>;
+  const int64_t width = num_clusters * rows.channels;
+  const int64_t num_blocks = (count + kBlockRows - 1) / kBlockRows;
+  A* partials = memory.sums.reserve(num_blocks * width);
+  executor.run(num_blocks, [&](int64_t first, int64_t last) {
+    Memory<A> own;
+    Memory<A>& used = num_blocks == 1 ? memory : own;
+    A* columns = used.columns.reserve(num_clusters * kBlockRows);
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t from = block * kBlockRows;
+      const int64_t size = count - from < kBlockRows ? count - from : kBlockRows;
+      backward_block(
+          rows.from(from), size, num_clusters, assign + from * num_clusters, clusters,
+          [&](int64_t u) { return factor(from + u); }, products + from * num_clusters, columns,
+          partials + block * width);
+    }
+  });
+  for (int64_t block = 1; block < num_blocks; ++block) {
+    for (int64_t f = 0; f < width; ++f) partials[f] += partials[block * width + f];
+  }
+  write_row(sums_out, partials, width);
+}
+
 template <class T, class Index>
 void run_backward(const ScatterBackward& call, const Executor& executor) {
   using A = Acc<T>;
   const Graph& graph = *call.graph;
+  const NodeUpdate& update = call.update;
   const int64_t num_clusters = call.num_clusters, channels = call.channels;
-  const int64_t width = num_clusters * channels;
   const Index* rowptr = index_array<Index>(graph.rowptr);
   const Index* member = index_array<Index>(graph.member);
-  const GatheredRows<T, Index> rows{static_cast<const T*>(call.grad), channels, member,
-                                    member + graph.num_slots};
-  struct Memory {
-    Buffer<A> columns, sums;
-  };
-  const auto block = [&](Memory& memory, int64_t ego, int64_t begin, int64_t count, A* sums) {
-    backward_block<T>(call, rows.from(begin), count,
-                      static_cast<const T*>(call.assign) + begin * num_clusters,
-                      static_cast<const T*>(call.clusters) + ego * width,
-                      static_cast<T*>(call.grad_assign) + begin * num_clusters,
-                      memory.columns.reserve(num_clusters * kBlockRows), sums);
-  };
-  const auto all_blocks = [&](const Executor& blocks, Memory& memory, int64_t ego) {
+  const T* grad = static_cast<const T*>(call.grad);
+  const A* ego_factor = factors<A>(update.ego_factor);
+  const A* local_factor = factors<A>(update.local_factor);
+  const GatheredRows<T, Index> rows{grad, channels, member, member + graph.num_slots};
+  const auto solve = [&](const Executor& blocks, Memory<A>& memory, int64_t ego) {
     const int64_t begin = rowptr[ego], end = rowptr[ego + 1];
-    const int64_t num_blocks = (end - begin + kBlockRows - 1) / kBlockRows;
-    A* partials = memory.sums.reserve(num_blocks * width);
-    blocks.run(num_blocks, [&](int64_t first, int64_t last) {
-      Memory own;
-      Memory& used = num_blocks == 1 ? memory : own;
-      for (int64_t b = first; b < last; ++b) {
-        const int64_t from = begin + b * kBlockRows;
-        const int64_t count = end - from < kBlockRows ? end - from : kBlockRows;
-        block(used, ego, from, count, partials + b * width);
-      }
-    });
-    T* out = static_cast<T*>(call.grad_clusters) + ego * width;
-    for (int64_t b = 1; b < num_blocks; ++b) {
-      for (int64_t f = 0; f < width; ++f) partials[f] += partials[b * width + f];
-    }
-    for (int64_t f = 0; f < width; ++f) out[f] = from_acc<T>(num_blocks > 0 ? partials[f] : A(0));
+    const A weight = ego_factor == nullptr ? A(1) : ego_factor[ego];
+    backward_blocks<T>(
+        blocks, memory, rows.from(begin), end - begin, num_clusters,
+        static_cast<const T*>(call.assign) + begin * num_clusters,
+        static_cast<const T*>(call.clusters) + ego * num_clusters * channels,
+        [&](int64_t u) {
+          return local_factor == nullptr ? weight : weight * local_factor[member[begin + u]];
+        },
+        static_cast<T*>(call.grad_assign) + begin * num_clusters,
+        static_cast<T*>(call.grad_clusters) + ego * num_clusters * channels);
   };
   const SerialExecutor serial;
   for_each_segment(
-      rowptr, graph.num_nodes, executor, [] { return Memory{}; },
-      [&](Memory& memory, int64_t ego) { all_blocks(serial, memory, ego); },
+      rowptr, graph.num_nodes, executor, [] { return Memory<A>{}; },
+      [&](Memory<A>& memory, int64_t ego) { solve(serial, memory, ego); },
       [&](int64_t ego) {
-        Memory memory;
-        all_blocks(executor, memory, ego);
+        Memory<A> memory;
+        solve(executor, memory, ego);
       });
+  if (update.x == nullptr) return;
+
+  const A* x_factor = factors<A>(update.x_factor);
+  const A* global_factor = factors<A>(update.global_factor);
+  Memory<A> memory;
+  backward_blocks<T>(
+      executor, memory, ConsecutiveRows<T>{grad, channels}, graph.num_nodes, update.num_global,
+      static_cast<const T*>(update.global_assign), static_cast<const T*>(update.global_message),
+      [&](int64_t node) { return global_factor[node]; }, static_cast<T*>(call.grad_global_assign),
+      static_cast<T*>(call.grad_global_message));
+  const int64_t num_blocks = (graph.num_nodes + kBlockRows - 1) / kBlockRows;
+  executor.run(num_blocks, [&](int64_t begin, int64_t end) {
+    const int64_t last = end * kBlockRows < graph.num_nodes ? end * kBlockRows : graph.num_nodes;
+    for (int64_t node = begin * kBlockRows; node < last; ++node) {
+      T* out = static_cast<T*>(call.grad_x) + node * channels;
+      const T* row = grad + node * channels;
+      for_each_slice<A, 4>(channels, [&](auto slice) {
+        for (int v = 0; v < decltype(slice)::kVectors; ++v) {
+          slice.store(out, v, x_factor[node] * slice.load(row, v));
+        }
+      });
+    }
+  });
 }
 
 }  // namespace

@@ -58,17 +58,19 @@ void sum_segment_blocks(const Index* ptr, int64_t num_segments, int64_t width,
       });
 }
 
+template <class T>
+DCGNN_INLINE void write_row(T* out, const Acc<T>* values, int64_t count) {
+  for_each_slice<Acc<T>, 1>(count, [&](auto slice) { slice.store(out, 0, slice.load(values, 0)); });
+}
+
 // The same for one row of F channels a segment, out[segment * F + f].
 template <class T, class Index, class SumBlock>
 void sum_segments(const Index* ptr, int64_t num_segments, int64_t channels, T* out,
                   const Executor& executor, const SumBlock& sum_block) {
-  using A = Acc<T>;
-  sum_segment_blocks<A>(
-      ptr, num_segments, channels, executor, sum_block, [&](int64_t segment, const A* sums) {
-        T* row = out + segment * channels;
-        for_each_slice<A, 1>(channels,
-                             [&](auto slice) { slice.store(row, 0, slice.load(sums, 0)); });
-      });
+  sum_segment_blocks<Acc<T>>(ptr, num_segments, channels, executor, sum_block,
+                             [&](int64_t segment, const Acc<T>* sums) {
+                               write_row(out + segment * channels, sums, channels);
+                             });
 }
 
 // The entries of the transpose: entry k is a node at CSR position slot[k] of the ego ego[k].

@@ -100,6 +100,20 @@ struct SinkhornBackward {
   void* grad_centroids;
 };
 
+// The dense part of a node update; all pointers null: the plain broadcast.
+struct NodeUpdate {
+  int64_t num_global;
+  const void* x;               // [N, F]
+  const void* global_assign;   // [N, Omega]
+  const void* global_message;  // [Omega, F]
+  // Factors, float or double for float64: w of every ego; a, b, c of every node.
+  const void* ego_factor;
+  const void* x_factor;
+  const void* global_factor;
+  const void* local_factor;
+};
+
+// out_i = a_i x_i + b_i sum_j P^Omega_ij M^Omega_j + c_i sum_{egos u of i} w_u sum_j P^u_ij C^u_j
 struct ScatterForward {
   DType dtype;
   const Graph* graph;
@@ -107,9 +121,11 @@ struct ScatterForward {
   int64_t channels;
   const void* assign;
   const void* clusters;
+  NodeUpdate update;
   void* out;  // [N, F]
 };
 
+// The gradients of the dense part are null for the plain broadcast.
 struct ScatterBackward {
   DType dtype;
   const Graph* graph;
@@ -118,8 +134,12 @@ struct ScatterBackward {
   const void* grad;  // [N, F]
   const void* assign;
   const void* clusters;
+  NodeUpdate update;
   void* grad_assign;
   void* grad_clusters;
+  void* grad_x;
+  void* grad_global_assign;
+  void* grad_global_message;
 };
 
 struct CentroidsForward {

@@ -294,13 +294,29 @@ void check_scatter(int64_t clusters, int64_t channels, const TestGraph<Index>& g
   std::vector<T> first;
   for (const int64_t threads : {1, 4}) {
     const ThreadExecutor executor(threads);
-    cpu::kernels().cluster_scatter(
-        {Storage<T>::kType, &view, clusters, channels, assign.data(), centres.data(), out.data()},
-        executor);
-    cpu::kernels().cluster_scatter_backward(
-        {Storage<T>::kType, &view, clusters, channels, grad.data(), assign.data(), centres.data(),
-         grad_assign.data(), grad_centres.data()},
-        executor);
+    cpu::kernels().cluster_scatter({Storage<T>::kType,
+                                    &view,
+                                    clusters,
+                                    channels,
+                                    assign.data(),
+                                    centres.data(),
+                                    {},
+                                    out.data()},
+                                   executor);
+    cpu::kernels().cluster_scatter_backward({Storage<T>::kType,
+                                             &view,
+                                             clusters,
+                                             channels,
+                                             grad.data(),
+                                             assign.data(),
+                                             centres.data(),
+                                             {},
+                                             grad_assign.data(),
+                                             grad_centres.data(),
+                                             nullptr,
+                                             nullptr,
+                                             nullptr},
+                                            executor);
     const double tolerance = Storage<T>::kTolerance;
     check_close(out.data(), want, tolerance, "scatter out");
     check_close(grad_assign.data(), want_assign, tolerance, "scatter grad_assign");

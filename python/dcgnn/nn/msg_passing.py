@@ -16,10 +16,10 @@ from dcgnn.nn.messages import ClusterMessage, NodeBlock
 from dcgnn.nn.objective import ClusterObjective, clustering_objective
 from dcgnn_kernels import (
     EgoGraph,
-    cluster_scatter,
     global_sinkhorn,
     local_centroids,
     local_sinkhorn,
+    node_update,
 )
 
 COST_SCALES = ("none", "mean", "max")
@@ -212,15 +212,15 @@ class DCMsgPassing(torch.nn.Module):
         for module in (*self.messages, *self.blocks, *self.readouts):
             module.reset_parameters()
 
-    def _weights(self, graph: EgoGraph) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Mass of each ego's messages ``[N, 1, 1]`` (None: 1), what the broadcast is divided by ``[N, 1]``
-        (None: 1) and γ ``[N, 1]``.
+    def _factors(self, graph: EgoGraph, dtype: torch.dtype) -> dict[str, Tensor]:
+        """What :func:`node_update` multiplies its parts by: γβ, γα m_Ω, γ(1 − α) / a and m, each ``[N]``.
 
-        In float64, because sums over a hub pass the range of float16: they are rounded where they are used.
+        Computed in float64 and rounded once: sums over a hub pass the range of float16.
         """
         sizes = graph.ego_sizes().double()
         if self.mass == "node":
-            ego_mass, reached, global_share = sizes[:, None, None], graph.egos_per_node().double(), 1.0
+            ego_mass, global_mass = sizes, float(graph.num_nodes)
+            reached = graph.egos_per_node().double()
         else:
             node_of_entry = torch.repeat_interleave(
                 torch.arange(graph.num_nodes, device=graph.device),
@@ -228,12 +228,20 @@ class DCMsgPassing(torch.nn.Module):
                 output_size=graph.num_slots,
             )
             reached = torch.zeros_like(sizes).index_add(0, node_of_entry, (1 / sizes)[graph.ego.long()])
-            ego_mass, global_share = None, 1 / graph.num_nodes
-        reached = reached[:, None]
+            ego_mass, global_mass = torch.ones_like(sizes), 1.0
+        global_share = 1.0 if self.mass == "node" else 1 / graph.num_nodes
         exact_sum = self.gamma == "exact" and self.aggr == "sum"
         local_share = reached if exact_sum else torch.ones_like(reached)
         gamma = 1 / (self.alpha * global_share + self.beta + (1 - self.alpha) * local_share)
-        return ego_mass, reached if self.aggr == "mean" else None, gamma
+        divisor = reached if self.aggr == "mean" else 1.0
+        factors = {
+            "x_factor": gamma * self.beta,
+            "global_factor": gamma * (self.alpha * global_mass),
+            "local_factor": gamma * (1 - self.alpha) / divisor,
+            "ego_factor": ego_mass,
+        }
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return {name: factor.to(wide) for name, factor in factors.items()}
 
     def forward(self, x: Tensor, edge_index: Any, return_state: bool = False) -> Any:
         """Runs all layers; see the class for the shapes."""
@@ -249,8 +257,7 @@ class DCMsgPassing(torch.nn.Module):
         return (z, DCState(states)) if return_state else z
 
     def _propagate(self, x: Tensor, graph: EgoGraph, keep: bool) -> tuple[Tensor, list[LayerState]]:
-        ego_mass, divisor, gamma = self._weights(graph)
-        global_mass = float(x.size(0)) if self.mass == "node" else 1.0
+        factors = self._factors(graph, x.dtype)
         use_global, use_local = self.alpha > 0, self.alpha < 1 or self.ego_readout
         z = x
         # Of type Any: what a problem of weight 0 leaves out is None and is not read below.
@@ -261,13 +268,14 @@ class DCMsgPassing(torch.nn.Module):
             global_assign: Any = None
             local_assign: Any = None
             local_message: Any = None
-            total = self.beta * x
+            # A problem of weight 0 has no cluster-nodes to read from.
+            parts = [x.new_empty(x.size(0), 0), x.new_empty(0, x.size(1))]
+            parts += [x.new_empty(graph.num_slots, 0), x.new_empty(x.size(0), 0, x.size(1))]
             if use_global:
                 global_assign, global_clusters = global_sinkhorn(
                     z, global_clusters, self.lam, self.global_iters, self.global_cost_scale
                 )
-                global_message = message(global_clusters)
-                total = total + self.alpha * global_mass * (global_assign @ global_message)
+                parts[:2] = global_assign, message(global_clusters)
             if use_local:
                 if local_clusters is None or self.local_init == "fresh":
                     local_clusters = local_centroids(z, graph, self.num_local)
@@ -276,14 +284,8 @@ class DCMsgPassing(torch.nn.Module):
                 )
                 local_message = message(local_clusters)
             if self.alpha < 1:
-                weighted = local_message
-                if ego_mass is not None:
-                    weighted = local_message * ego_mass.to(local_message.dtype)
-                broadcast = cluster_scatter(local_assign, weighted, graph)
-                if divisor is not None:
-                    broadcast = broadcast / divisor.to(broadcast.dtype)
-                total = total + (1 - self.alpha) * broadcast
-            updated = gamma.to(total.dtype) * total
+                parts[2:] = local_assign, local_message
+            updated = node_update(x, *parts, graph, **factors)
             if self.ego_readout:
                 updated = updated + self.readouts[index](local_message.flatten(1))
             z = block(updated, z)
