@@ -1,5 +1,4 @@
 // dcgnn::cluster_scatter and dcgnn::local_centroids on the CPU, with their backwards.
-#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -31,7 +30,7 @@ at::Tensor cluster_scatter(const at::Tensor& assign_, const at::Tensor& clusters
         .to(at::kHalf);
   }
   const at::Tensor assign = assign_.contiguous(), clusters = clusters_.contiguous();
-  at::Tensor out = at::empty({clusters.size(0), clusters.size(2)}, clusters.options());
+  at::Tensor out = empty_output({clusters.size(0), clusters.size(2)}, clusters.options());
   cpu::kernels().cluster_scatter({kernel_dtype(op, clusters),
                                   &arrays.graph,
                                   clusters.size(1),
@@ -60,8 +59,8 @@ std::tuple<at::Tensor, at::Tensor> cluster_scatter_backward(
   }
   const at::Tensor grad = grad_.to(clusters_.scalar_type()).contiguous();
   const at::Tensor assign = assign_.contiguous(), clusters = clusters_.contiguous();
-  at::Tensor grad_assign = at::empty(assign.sizes(), assign.options());
-  at::Tensor grad_clusters = at::empty(clusters.sizes(), clusters.options());
+  at::Tensor grad_assign = empty_output(assign.sizes(), assign.options());
+  at::Tensor grad_clusters = empty_output(clusters.sizes(), clusters.options());
   cpu::kernels().cluster_scatter_backward({kernel_dtype(op, clusters),
                                            &arrays.graph,
                                            clusters.size(1),
@@ -135,7 +134,7 @@ at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
   const at::Tensor& clusters = arguments.message;
   const at::Tensor x = x_.to(clusters.scalar_type()).contiguous();
   check_shape(op, "x", x, {clusters.size(0), clusters.size(2)});
-  at::Tensor out = at::empty(x.sizes(), x.options());
+  at::Tensor out = empty_output(x.sizes(), x.options());
   if (x.numel() > 0) {
     cpu::kernels().cluster_scatter(
         {kernel_dtype(op, x), &arguments.arrays.graph, clusters.size(1), clusters.size(2),
@@ -168,7 +167,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> node_upda
   const at::Tensor grad = grad_.to(clusters.scalar_type()).contiguous();
   check_shape(op, "grad", grad, {clusters.size(0), clusters.size(2)});
   const auto like = [](const at::Tensor& tensor) {
-    return at::empty(tensor.sizes(), tensor.options());
+    return empty_output(tensor.sizes(), tensor.options());
   };
   at::Tensor grad_x = like(grad), grad_global_assign = like(arguments.global_assign);
   at::Tensor grad_global_message = like(arguments.global_message);
@@ -203,7 +202,7 @@ at::Tensor local_centroids(const at::Tensor& z_, const at::Tensor& rowptr, const
         .to(at::kHalf);
   }
   const at::Tensor z = z_.contiguous();
-  at::Tensor centroids = at::empty({z.size(0), num_local, z.size(1)}, z.options());
+  at::Tensor centroids = empty_output({z.size(0), num_local, z.size(1)}, z.options());
   cpu::kernels().local_centroids({kernel_dtype(op, z), &arrays.graph, num_local, z.size(1),
                                   z.const_data_ptr(), centroids.mutable_data_ptr()},
                                  TorchExecutor());
@@ -224,7 +223,7 @@ at::Tensor local_centroids_backward(const at::Tensor& grad_, const at::Tensor& r
         .to(at::kHalf);
   }
   const at::Tensor grad = grad_.contiguous();
-  at::Tensor grad_z = at::empty({grad.size(0), grad.size(2)}, grad.options());
+  at::Tensor grad_z = empty_output({grad.size(0), grad.size(2)}, grad.options());
   cpu::kernels().local_centroids_backward(
       {kernel_dtype(op, grad), &arrays.graph, num_local, grad.size(2), grad.const_data_ptr(),
        grad_z.mutable_data_ptr()},

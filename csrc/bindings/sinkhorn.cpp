@@ -1,5 +1,4 @@
 // dcgnn::local_sinkhorn and dcgnn::global_sinkhorn on the CPU, with their backwards.
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -98,12 +97,12 @@ Solution forward(const Problems& problems, const at::Tensor& z_, const at::Tenso
   const auto wide = dtype == cpu::DType::kFloat64 ? at::kDouble : at::kFloat;
   const auto shape = problems.potentials_shape(z, transport);
   if (z.size(0) == 0) {
-    return {at::empty({0, transport.num_clusters}, z.options()),
+    return {empty_output({0, transport.num_clusters}, z.options()),
             at::zeros(centroids.sizes(), z.options()), at::zeros(shape, z.options().dtype(wide))};
   }
-  at::Tensor assign = at::empty({problems.num_slots(z), transport.num_clusters}, z.options());
-  at::Tensor clusters = at::empty(centroids.sizes(), z.options());
-  at::Tensor potentials = at::empty(shape, z.options().dtype(wide));
+  at::Tensor assign = empty_output({problems.num_slots(z), transport.num_clusters}, z.options());
+  at::Tensor clusters = empty_output(centroids.sizes(), z.options());
+  at::Tensor potentials = empty_output(shape, z.options().dtype(wide));
   const cpu::SinkhornForward call{transport,
                                   dtype,
                                   problems.graph(),
@@ -150,9 +149,9 @@ Gradients backward(const Problems& problems, const OptionalTensor& grad_assign_,
     check_shape(op, "grad_assign", *grad_assign, {problems.num_slots(z), transport.num_clusters});
   }
   if (grad_clusters) check_shape(op, "grad_clusters", *grad_clusters, centroids.sizes());
-  at::Tensor grad_z = at::empty(z.sizes(), z.options());
+  at::Tensor grad_z = empty_output(z.sizes(), z.options());
   if (z.size(0) == 0) return {grad_z, at::zeros(centroids.sizes(), z.options())};
-  at::Tensor grad_centroids = at::empty(centroids.sizes(), z.options());
+  at::Tensor grad_centroids = empty_output(centroids.sizes(), z.options());
   const cpu::SinkhornBackward call{transport,
                                    dtype,
                                    problems.graph(),

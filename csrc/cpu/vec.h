@@ -121,6 +121,14 @@ typedef uint32_t WordBits __attribute__((vector_size(kVectorBytes)));
 template <class T>
 DCGNN_INLINE Vec<Acc<T>> load(const T* p) {
   if constexpr (std::is_same_v<T, BFloat16>) {
+    // gcc 12 converts vectors of different lengths lane by lane, so that x86 names the instruction.
+#if defined(__AVX512F__)
+    const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return bit_cast<Vec<float>>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+#elif defined(__AVX2__)
+    const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return bit_cast<Vec<float>>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+#endif
     HalfBits bits;
     std::memcpy(&bits, p, sizeof(bits));
     return bit_cast<Vec<float>>(__builtin_convertvector(bits, WordBits) << 16);
@@ -137,7 +145,12 @@ DCGNN_INLINE void store(T* p, Vec<Acc<T>> v) {
     const WordBits bits = bit_cast<WordBits>(v);
     const WordBits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const WordBits nan = WordBits{} + 0x7fc0;
-    const HalfBits half = __builtin_convertvector((v != v) ? nan : rounded, HalfBits);
+    const WordBits words = (v != v) ? nan : rounded;
+#if defined(__AVX512F__)
+    const __m256i half = _mm512_cvtepi32_epi16(bit_cast<__m512i>(words));
+#else
+    const HalfBits half = __builtin_convertvector(words, HalfBits);
+#endif
     std::memcpy(p, &half, sizeof(half));
   } else {
     std::memcpy(p, &v, sizeof(v));
