@@ -268,14 +268,14 @@ class DCMsgPassing(torch.nn.Module):
             global_assign: Any = None
             local_assign: Any = None
             local_message: Any = None
-            # A problem of weight 0 has no cluster-nodes to read from.
-            parts = [x.new_empty(x.size(0), 0), x.new_empty(0, x.size(1))]
-            parts += [x.new_empty(graph.num_slots, 0), x.new_empty(x.size(0), 0, x.size(1))]
+            # What a node reads: by default from no cluster-nodes at all, as for a problem of weight 0.
+            global_part = x.new_empty(x.size(0), 0), x.new_empty(0, x.size(1))
+            local_part = x.new_empty(graph.num_slots, 0), x.new_empty(x.size(0), 0, x.size(1))
             if use_global:
                 global_assign, global_clusters = global_sinkhorn(
                     z, global_clusters, self.lam, self.global_iters, self.global_cost_scale
                 )
-                parts[:2] = global_assign, message(global_clusters)
+                global_part = global_assign, message(global_clusters)
             if use_local:
                 if local_clusters is None or self.local_init == "fresh":
                     local_clusters = local_centroids(z, graph, self.num_local)
@@ -284,8 +284,8 @@ class DCMsgPassing(torch.nn.Module):
                 )
                 local_message = message(local_clusters)
             if self.alpha < 1:
-                parts[2:] = local_assign, local_message
-            updated = node_update(x, *parts, graph, **factors)
+                local_part = local_assign, local_message
+            updated = node_update(x, *global_part, *local_part, graph, **factors)
             if self.ego_readout:
                 updated = updated + self.readouts[index](local_message.flatten(1))
             z = block(updated, z)
