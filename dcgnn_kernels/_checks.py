@@ -7,6 +7,7 @@ are checked by the kernels, because a traced program has no values.
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -44,8 +45,8 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...], meaning: str)
 def check_sinkhorn_options(
     lam: float, num_iters: int | None, cost_scale: str, tol: float, max_iters: int
 ) -> None:
-    if isinstance(lam, Tensor):
-        raise TypeError("lam must be a Python number, got a tensor")
+    if not isinstance(lam, (Real, torch.SymFloat)):
+        raise TypeError(f"lam must be a Python number, got {type(lam).__name__}")
     if not 0 <= lam < math.inf:
         raise ValueError(f"lam must be finite and not negative, got {lam}")
     if num_iters is not None:

@@ -16,7 +16,7 @@ from dcgnn_kernels._library import (
     define_autograd,
     forbid_double_backward,
 )
-from dcgnn_kernels.graph import EgoGraph
+from dcgnn_kernels.graph import EgoGraph, check_graph
 
 
 def cluster_scatter(assign: Tensor, clusters: Tensor, graph: EgoGraph) -> Tensor:
@@ -34,6 +34,7 @@ def cluster_scatter(assign: Tensor, clusters: Tensor, graph: EgoGraph) -> Tensor
     Returns:
         ``[N, F]``.
     """
+    check_graph(graph)
     check_float("assign", assign, 2)
     check_float("clusters", clusters, 3)
     check_same("assign", assign, "clusters", clusters)

@@ -135,7 +135,7 @@ def local_sinkhorn(
 ) -> tuple[Tensor, Tensor, Tensor]:
     check_finite("local_sinkhorn: z", z)
     check_finite("local_sinkhorn: centroids", centroids)
-    graph = EgoGraph(rowptr, member, colptr, ego, slot)
+    graph = EgoGraph._trusted(rowptr, member, colptr, ego, slot)
     return reference.local_sinkhorn_with_potentials(
         z, centroids, graph, lam, num_iters, cost_scale, tol, max_iters
     )
@@ -157,7 +157,7 @@ def local_sinkhorn_backward(
     cost_scale: str,
 ) -> tuple[Tensor, Tensor]:
     compute = accumulate_dtype(z.dtype)
-    segments = Segments.of_graph(EgoGraph(rowptr, member, colptr, ego, slot))
+    segments = Segments.of_graph(EgoGraph._trusted(rowptr, member, colptr, ego, slot))
     index = member.long()
     rows = z.to(compute)[index]
     grad_rows, grad_centroids = _sinkhorn_backward(
@@ -185,7 +185,7 @@ def cluster_scatter(
     ego: Tensor,
     slot: Tensor,
 ) -> Tensor:
-    return reference.cluster_scatter(assign, clusters, EgoGraph(rowptr, member, colptr, ego, slot))
+    return reference.cluster_scatter(assign, clusters, EgoGraph._trusted(rowptr, member, colptr, ego, slot))
 
 
 def cluster_scatter_backward(
@@ -199,7 +199,7 @@ def cluster_scatter_backward(
     slot: Tensor,
 ) -> tuple[Tensor, Tensor]:
     compute = accumulate_dtype(clusters.dtype)
-    segments = Segments.of_graph(EgoGraph(rowptr, member, colptr, ego, slot))
+    segments = Segments.of_graph(EgoGraph._trusted(rowptr, member, colptr, ego, slot))
     rows = grad.to(compute)[member.long()]
     wide = assign.to(compute)
     grad_assign = torch.einsum("sf,skf->sk", rows, segments.expand(clusters.to(compute)))
@@ -309,7 +309,7 @@ def local_centroids(
     slot: Tensor,
     num_local: int,
 ) -> Tensor:
-    return reference.local_centroids(z, EgoGraph(rowptr, member, colptr, ego, slot), num_local)
+    return reference.local_centroids(z, EgoGraph._trusted(rowptr, member, colptr, ego, slot), num_local)
 
 
 def local_centroids_backward(
@@ -322,7 +322,7 @@ def local_centroids_backward(
     num_local: int,
 ) -> Tensor:
     """Transpose of the linear map of :func:`reference.local_centroids`."""
-    graph = EgoGraph(rowptr, member, colptr, ego, slot)
+    graph = EgoGraph._trusted(rowptr, member, colptr, ego, slot)
     compute = accumulate_dtype(grad.dtype)
     wide = grad.to(compute)
     index = graph.ego_of_slot()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -86,15 +87,31 @@ class EgoGraph:
 
     All five are int32 when they fit, else int64. In an undirected graph ``colptr`` and ``ego`` are the
     very tensors ``rowptr`` and ``member``. An ``EgoGraph`` is made once and used by every layer and
-    epoch; use :meth:`from_edge_index`.
+    epoch; use :meth:`from_edge_index`. The constructor takes the five arrays and checks them, since
+    kernels index memory by them; they must not be changed afterwards.
     """
 
     def __init__(self, rowptr: Tensor, member: Tensor, colptr: Tensor, ego: Tensor, slot: Tensor) -> None:
+        self._set(rowptr, member, colptr, ego, slot)
+        _check_arrays(self)
+
+    @classmethod
+    def _trusted(cls, rowptr: Tensor, member: Tensor, colptr: Tensor, ego: Tensor, slot: Tensor) -> EgoGraph:
+        """From arrays that an EgoGraph had or our own construction made; also fake ones."""
+        graph = cls.__new__(cls)
+        graph._set(rowptr, member, colptr, ego, slot)
+        return graph
+
+    def _set(self, rowptr: Tensor, member: Tensor, colptr: Tensor, ego: Tensor, slot: Tensor) -> None:
         self.rowptr = rowptr
         self.member = member
         self.colptr = colptr
         self.ego = ego
         self.slot = slot
+
+    def __setstate__(self, state: dict[str, Tensor]) -> None:
+        self.__dict__.update(state)
+        _check_arrays(self)  # a file may hold anything
 
     @classmethod
     def from_edge_index(cls, edge_index: Any, num_nodes: int | None = None) -> EgoGraph:
@@ -120,17 +137,19 @@ class EgoGraph:
         edges, size = _as_edges(edge_index)
         if num_nodes is None:
             num_nodes = size
-        elif isinstance(num_nodes, bool) or not isinstance(num_nodes, (int, torch.SymInt)):
+        elif isinstance(num_nodes, bool) or not isinstance(num_nodes, (Integral, torch.SymInt)):
             raise ValueError(f"num_nodes must be an int, got {num_nodes!r}")
         elif num_nodes < 0:
             raise ValueError(f"num_nodes must not be negative, got {num_nodes}")
+        elif size is not None and size != num_nodes:
+            raise ValueError(f"num_nodes is {num_nodes}, but edge_index is a matrix of {size} nodes")
         if num_nodes is None:
             num_nodes = int(edges.max()) + 1 if edges.size(1) else 0
             num_nodes = max(num_nodes, 0)
         rowptr, member, colptr, ego, slot = torch.ops.dcgnn.ego_graph(edges, num_nodes)
         if not torch.compiler.is_compiling() and _equal(rowptr, colptr) and _equal(member, ego):
             colptr, ego = rowptr, member
-        return cls(rowptr, member, colptr, ego, slot)
+        return cls._trusted(rowptr, member, colptr, ego, slot)
 
     @property
     def num_nodes(self) -> int:
@@ -178,10 +197,10 @@ class EgoGraph:
         member = self.member.to(device, non_blocking=non_blocking)
         slot = self.slot.to(device, non_blocking=non_blocking)
         if self.is_undirected:
-            return EgoGraph(moved, member, moved, member, slot)
+            return EgoGraph._trusted(moved, member, moved, member, slot)
         colptr = self.colptr.to(device, non_blocking=non_blocking)
         ego = self.ego.to(device, non_blocking=non_blocking)
-        return EgoGraph(moved, member, colptr, ego, slot)
+        return EgoGraph._trusted(moved, member, colptr, ego, slot)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EgoGraph):
@@ -203,8 +222,54 @@ class EgoGraph:
         )
 
 
+def check_graph(graph: object) -> None:
+    """For the ops, which take a graph that was built before."""
+    if not isinstance(graph, EgoGraph):
+        raise TypeError(
+            f"graph must be an EgoGraph, got {type(graph).__name__}; see EgoGraph.from_edge_index"
+        )
+
+
 def _equal(left: Tensor, right: Tensor) -> bool:
     return left.dtype == right.dtype and torch.equal(left, right)
+
+
+def _check_arrays(graph: EgoGraph) -> None:
+    """Every index in range, rows and columns ascending, the transpose that of the rows."""
+    arrays = dict(zip(("rowptr", "member", "colptr", "ego", "slot"), graph.arrays(), strict=True))
+    for name, array in arrays.items():
+        if array.dim() != 1 or array.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"{name} must be one-dimensional, int32 or int64, got {array.dtype} {array.shape}"
+            )
+        if array.dtype != graph.rowptr.dtype or array.device != graph.rowptr.device:
+            raise ValueError(f"{name} must have the dtype and device of rowptr")
+    if graph.device.type == "meta":
+        return
+    num_nodes, num_slots = graph.num_nodes, graph.num_slots
+    if num_nodes < 0:
+        raise ValueError("rowptr must have at least one entry")
+    for name, pointer, index in (("rowptr", graph.rowptr, graph.member), ("colptr", graph.colptr, graph.ego)):
+        if pointer.size(0) != num_nodes + 1 or not index.size(0) == graph.slot.size(0) == num_slots:
+            raise ValueError("rowptr and colptr, and member, ego and slot, must have equal lengths")
+        rising = bool((pointer.diff() > 0).all())  # every ego holds its own node
+        if int(pointer[0]) != 0 or int(pointer[-1]) != num_slots or not rising:
+            raise ValueError(f"{name} must rise strictly from 0 to the number of slots, {num_slots}")
+    for name, array, bound in (("member", graph.member, num_nodes), ("slot", graph.slot, num_slots)):
+        if num_slots and not 0 <= int(array.min()) <= int(array.max()) < bound:
+            raise IndexError(f"{name} must be in [0, {bound}), got {int(array.min())}..{int(array.max())}")
+    owner = graph.ego_of_slot()
+    keys = owner * num_nodes + graph.member
+    if not bool((keys.diff() > 0).all()) or int((graph.member == owner).sum()) != num_nodes:
+        raise ValueError("member must be ascending within every ego and hold the ego itself")
+    nodes = torch.arange(num_nodes, device=graph.device)
+    node_of_entry = torch.repeat_interleave(nodes, graph.egos_per_node(), output_size=num_slots)
+    slot = graph.slot.long()
+    transposed = torch.equal(graph.member[slot].long(), node_of_entry) and torch.equal(
+        owner[slot], graph.ego.long()
+    )
+    if not transposed or not bool(((node_of_entry * num_nodes + graph.ego).diff() > 0).all()):
+        raise ValueError("colptr, ego and slot must be the transpose of rowptr and member, ascending")
 
 
 def _as_edges(edge_index: Any) -> tuple[Tensor, int | None]:
@@ -234,23 +299,25 @@ def _as_edges(edge_index: Any) -> tuple[Tensor, int | None]:
 
 
 # In an undirected graph the transpose's index arrays are the rows' own and travel only once.
-_UNDIRECTED_FIELDS = ("rowptr", "member", "slot")
-_DIRECTED_FIELDS = ("rowptr", "member", "colptr", "ego", "slot")
+_UNDIRECTED_FIELDS = "rowptr member slot"
+_DIRECTED_FIELDS = "rowptr member colptr ego slot"
 
 
-def _flatten_with_keys(graph: EgoGraph) -> tuple[list[Any], tuple[str, ...]]:
+def _flatten_with_keys(graph: EgoGraph) -> tuple[list[Any], str]:
+    # The context is a string, which a saved program gets back as it was.
     fields = _UNDIRECTED_FIELDS if graph.is_undirected else _DIRECTED_FIELDS
-    return [(torch.utils._pytree.GetAttrKey(name), getattr(graph, name)) for name in fields], fields
+    entries = [(torch.utils._pytree.GetAttrKey(name), getattr(graph, name)) for name in fields.split()]
+    return entries, fields
 
 
-def _flatten(graph: EgoGraph) -> tuple[list[Tensor], tuple[str, ...]]:
+def _flatten(graph: EgoGraph) -> tuple[list[Tensor], str]:
     entries, fields = _flatten_with_keys(graph)
     return [tensor for _, tensor in entries], fields
 
 
 def _unflatten(arrays: Any, fields: Any) -> EgoGraph:
-    by_name: dict[str, Any] = dict(zip(fields, arrays, strict=True))
-    return EgoGraph(
+    by_name: dict[str, Any] = dict(zip(fields.split(), arrays, strict=True))
+    return EgoGraph._trusted(
         by_name["rowptr"],
         by_name["member"],
         by_name.get("colptr", by_name["rowptr"]),
@@ -258,6 +325,9 @@ def _unflatten(arrays: Any, fields: Any) -> EgoGraph:
         by_name["slot"],
     )
 
+
+# A saved program keeps its example inputs; reading them, or a saved graph, executes no code.
+torch.serialization.add_safe_globals([EgoGraph])
 
 # torch.export takes an EgoGraph as an input like any container of tensors.
 torch.utils._pytree.register_pytree_node(

@@ -10,7 +10,7 @@ from torch import Tensor
 from dcgnn_kernels import fallback
 from dcgnn_kernels._checks import check_float, check_shape
 from dcgnn_kernels._library import GRAPH_ARGS, define, define_autograd, forbid_double_backward
-from dcgnn_kernels.graph import EgoGraph
+from dcgnn_kernels.graph import EgoGraph, check_graph
 
 
 def local_centroids(z: Tensor, graph: EgoGraph, num_local: int = 2) -> Tensor:
@@ -22,6 +22,7 @@ def local_centroids(z: Tensor, graph: EgoGraph, num_local: int = 2) -> Tensor:
       empty group takes the mean of all neighbours (the node's own features, if it has none).
     - :math:`K = 1`: the mean of the ego, the node included.
     """
+    check_graph(graph)
     check_float("z", z, 2)
     check_shape("z", z, (graph.num_nodes, z.size(1)), "[graph.num_nodes, F]")
     if isinstance(num_local, bool) or not isinstance(num_local, int) or num_local < 1:

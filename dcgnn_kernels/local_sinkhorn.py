@@ -16,7 +16,7 @@ from dcgnn_kernels._library import (
     define_autograd,
     forbid_double_backward,
 )
-from dcgnn_kernels.graph import EgoGraph
+from dcgnn_kernels.graph import EgoGraph, check_graph
 from dcgnn_kernels.reference import DEFAULT_MAX_ITERS, DEFAULT_TOL, accumulate_dtype
 
 
@@ -54,6 +54,7 @@ def local_sinkhorn(
     Returns:
         ``assign`` ``[S, K]``: :math:`P`, row ``k`` for slot ``k``; ``clusters`` ``[N, K, F]``: :math:`C`.
     """
+    check_graph(graph)
     check_float("z", z, 2)
     check_float("centroids", centroids, 3)
     check_same("centroids", centroids, "z", z)

@@ -16,7 +16,7 @@ from dcgnn_kernels._library import (
     define_autograd,
     forbid_double_backward,
 )
-from dcgnn_kernels.graph import EgoGraph
+from dcgnn_kernels.graph import EgoGraph, check_graph
 from dcgnn_kernels.reference import accumulate_dtype
 
 
@@ -54,6 +54,7 @@ def node_update(
     Returns:
         ``[N, F]``.
     """
+    check_graph(graph)
     tensors = {"global_assign": global_assign, "global_message": global_message, "assign": assign}
     check_float("x", x, 2)
     for name, tensor in tensors.items():

@@ -19,6 +19,7 @@ import math
 import torch
 from torch import Tensor
 
+from dcgnn_kernels._checks import check_sinkhorn_options
 from dcgnn_kernels.graph import EgoGraph
 
 DEFAULT_TOL = 1e-10
@@ -242,6 +243,7 @@ def local_sinkhorn(
     max_iters: int = DEFAULT_MAX_ITERS,
 ) -> tuple[Tensor, Tensor]:
     """Reference of :func:`dcgnn_kernels.local_sinkhorn`; same arguments, same results."""
+    check_sinkhorn_options(lam, num_iters, cost_scale, tol, max_iters)
     assign, clusters, _ = local_sinkhorn_with_potentials(
         z, centroids, graph, lam, num_iters, cost_scale, tol, max_iters
     )
@@ -310,6 +312,7 @@ def global_sinkhorn(
     max_iters: int = DEFAULT_MAX_ITERS,
 ) -> tuple[Tensor, Tensor]:
     """Reference of :func:`dcgnn_kernels.global_sinkhorn`; same arguments, same results."""
+    check_sinkhorn_options(lam, num_iters, cost_scale, tol, max_iters)
     assign, clusters, _ = global_sinkhorn_with_potentials(
         z, centroids, lam, num_iters, cost_scale, tol, max_iters
     )
@@ -338,6 +341,8 @@ def global_sinkhorn_with_potentials(
 
 def local_centroids(z: Tensor, graph: EgoGraph, num_local: int = 2) -> Tensor:
     """Reference of :func:`dcgnn_kernels.local_centroids`; same arguments, same result."""
+    if num_local < 1:
+        raise ValueError(f"num_local must be an int of at least 1, got {num_local!r}")
     compute = accumulate_dtype(z.dtype)
     own = z.to(compute)
     segments = Segments.of_graph(graph)

@@ -8,6 +8,7 @@ import pickle
 import sys
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from graphs import awkward, random_graphs, ring, star
@@ -101,6 +102,7 @@ def test_a_directed_ring_is_not_undirected_although_all_degrees_agree():
 
 
 def test_number_of_nodes_is_taken_from_the_edges():
+    assert EgoGraph.from_edge_index(torch.tensor([[0], [1]]), np.int64(7)).num_nodes == 7
     assert EgoGraph.from_edge_index(torch.tensor([[0, 4], [2, 1]])).num_nodes == 5
     assert EgoGraph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64)).num_nodes == 0
 
@@ -163,7 +165,7 @@ def test_copies_equal_the_original_and_keep_sharing(case):
     copies = [
         pickle.loads(pickle.dumps(built)),
         copy.deepcopy(built),
-        torch.load(buffer, weights_only=False),
+        torch.load(buffer, weights_only=True),
         torch.utils._pytree.tree_map(torch.clone, built),
     ]
     for other in copies:
@@ -234,6 +236,31 @@ def test_bad_input(edge_index, num_nodes, error, message):
 def test_plain_pytorch_checks_the_range_too(bad):
     with pytest.raises(IndexError, match="edge_index holds"):
         graph._fallback_ego_graph(bad, 3)
+
+
+def test_a_size_that_contradicts_the_matrix_is_refused():
+    edge_index, num_nodes = awkward()
+    matrix = to_torch_coo_tensor(edge_index.unique(dim=1), size=(num_nodes, num_nodes))
+    for sized in (matrix, EdgeIndex(edge_index, sparse_size=(num_nodes, num_nodes))):
+        with pytest.raises(ValueError, match="num_nodes is 40, but edge_index is a matrix of 10 nodes"):
+            EgoGraph.from_edge_index(sized, 40)
+
+
+def test_the_constructor_takes_right_arrays_and_refuses_wrong_ones():
+    """Kernels index memory by these arrays, so every kind of damage must be found."""
+    good = EgoGraph.from_edge_index(*awkward())
+    assert EgoGraph(*good.arrays()) == good
+    for position in range(5):
+        for entry in range(good.arrays()[position].numel()):
+            for value in (10**9, -1, int(good.arrays()[position][entry]) + 1):
+                arrays = [array.clone() for array in good.arrays()]
+                arrays[position][entry] = value
+                with pytest.raises((ValueError, IndexError)):
+                    EgoGraph(*arrays)
+    with pytest.raises(ValueError, match="equal lengths"):
+        EgoGraph(*good.arrays()[:4], good.slot[:-1])
+    with pytest.raises(ValueError, match="dtype and device"):
+        EgoGraph(*good.arrays()[:4], good.slot.long())
 
 
 def test_opcheck():

@@ -329,3 +329,15 @@ def test_training_loss_trains_every_part_of_a_model() -> None:
         assert parameter.grad is not None, name
         assert bool(torch.isfinite(parameter.grad).all()), name
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_orthogonality_does_not_depend_on_the_size_of_the_clusters(dtype: torch.dtype) -> None:
+    """Products of large entries would overflow; a NaN must not pass for a perfect score."""
+    clusters = torch.randn(3, 40)
+    expected = orthogonality_loss(clusters)
+    for size in (1e-3, 20.0, 1e3):
+        torch.testing.assert_close(
+            orthogonality_loss((clusters * size).to(dtype)).float(), expected, rtol=5e-3, atol=5e-3
+        )
+    assert bool(orthogonality_loss(torch.full((3, 4), float("nan"), dtype=dtype)).isnan())

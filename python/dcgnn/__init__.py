@@ -5,10 +5,12 @@ from dcgnn.nn.conv import DCConv
 from dcgnn.nn.model import DCGNN
 from dcgnn.nn.msg_passing import DCMsgPassing, DCState, LayerState
 from dcgnn.nn.objective import ClusterObjective, clustering_objective, objective_lower_bound
+from dcgnn_kernels import __version__
 
 __all__ = [
     "DCGNN",
     "ClusterObjective",
+    "__version__",
     "DCConv",
     "DCMsgPassing",
     "DCState",

@@ -23,12 +23,18 @@ def atomic_write(path: str | Path, write: Callable[[IO[bytes]], object]) -> None
 
     The content goes to a temporary file in the same folder, reaches the disk, and then replaces
     ``path`` in one step. If ``write`` fails, ``path`` is as it was and the temporary file is gone.
+    A symbolic link stays one: its target is replaced. What is not a regular file (a device, a pipe)
+    is written to, never replaced.
 
     Args:
         path: The file; missing folders are made.
         write: Receives the open binary file.
     """
-    path = Path(path)
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        with open(path, "wb") as special:
+            write(special)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -24,6 +24,9 @@ def orthogonality_loss(clusters: Tensor) -> Tensor:
     """
     if clusters.dim() != 2 or clusters.size(0) < 1:
         raise ValueError(f"clusters must have shape [Ω, F] with Ω >= 1, got {list(clusters.shape)}")
+    # The loss does not change with the clusters' size; without this the Gram matrix may overflow.
+    largest = clusters.detach().abs().max()
+    clusters = clusters / torch.where(largest > 0, largest, 1.0)
     gram = clusters @ clusters.mT
     identity = torch.eye(clusters.size(0), dtype=clusters.dtype, device=clusters.device)
     norm = torch.linalg.matrix_norm(gram)
@@ -31,8 +34,8 @@ def orthogonality_loss(clusters: Tensor) -> Tensor:
     difference = normalised - identity / math.sqrt(clusters.size(0))
     # The derivative of the norm at 0 (exactly orthogonal clusters) is taken as 0.
     square = difference.square().sum()
-    positive = square > 0
-    return torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
+    zero = square == 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, square).sqrt())
 
 
 def similarity_loss(
@@ -132,6 +135,13 @@ def training_loss(
         sim_aggr: see :func:`similarity_loss`.
         sim_metric: see :func:`similarity_loss`.
     """
+    if y.shape != logits.shape[:1] or y.dtype != torch.int64:
+        raise ValueError(f"y must be int64 of shape [{logits.size(0)}], got {y.dtype} {list(y.shape)}")
+    if y.numel() and int(y.max()) >= logits.size(1):
+        raise ValueError(f"y holds label {int(y.max())}, but logits has {logits.size(1)} classes")
+    for name, weight in (("ortho_weight", ortho_weight), ("sim_weight", sim_weight)):
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"{name} must be finite and not negative, got {weight}")
     chosen = y >= 0
     if mask is not None:
         if mask.shape != y.shape or mask.dtype != torch.bool:

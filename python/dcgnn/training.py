@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from dcgnn.checkpoint import CheckpointError, check_same_run, load_checkpoint, save_checkpoint
 from dcgnn.data.graph_data import GraphData
-from dcgnn.losses import training_loss
+from dcgnn.losses import SIMILARITY_AGGRS, SIMILARITY_METRICS, training_loss
 from dcgnn.metrics import check_scorable, score
 from dcgnn.nn.model import DCGNN
 from dcgnn_kernels import EgoGraph
@@ -74,6 +74,12 @@ class TrainConfig:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"lr must be positive, got {self.lr}")
+        if self.sim_aggr not in SIMILARITY_AGGRS:
+            raise ValueError(f"sim_aggr must be one of {SIMILARITY_AGGRS}, got {self.sim_aggr!r}")
+        if self.sim_metric not in SIMILARITY_METRICS:
+            raise ValueError(f"sim_metric must be one of {SIMILARITY_METRICS}, got {self.sim_metric!r}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be in [0, 2**63), got {self.seed}")
         for name in ("weight_decay", "ortho_weight", "sim_weight"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -322,6 +328,10 @@ class _Run:
         """Continue where the checkpoint at ``path`` ends."""
         saved = load_checkpoint(path)
         check_same_run(path, saved["identity"], identity)
+        if saved["epoch"] > self.config.epochs:
+            raise CheckpointError(
+                f"{path} has {saved['epoch']} epochs, more than the {self.config.epochs} asked for"
+            )
         try:
             self.model.load_state_dict(saved["model"])
             self.optimizer.load_state_dict(saved["optimizer"])

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+import torch
+
+import dcgnn_kernels
 from dcgnn.checkpoint import CheckpointError
 from dcgnn.cli import demo, graphs, info, train
 from dcgnn.data import DatasetUnavailable
@@ -43,6 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, EXIT_USAGE)
     except TrainingDiverged as error:
         return _fail(error, EXIT_FAILED)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        return _fail(f"out of memory: {error}", EXIT_FAILED)
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):
+            raise
+        return _fail(f"out of memory: {error}", EXIT_FAILED)  # torch's CPU allocator has no class of its own
     except KeyboardInterrupt as interrupt:
         return _fail(str(interrupt) or "interrupted", EXIT_INTERRUPTED)
     return EXIT_OK
@@ -52,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dcgnn", description="Differentiable Cluster Graph Neural Network (DC-GNN)."
     )
+    parser.add_argument("--version", action="version", version=f"dcgnn-kernels {dcgnn_kernels.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (train, demo, graphs, info):
         command.add_parser(commands)

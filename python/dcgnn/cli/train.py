@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import statistics
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     # With JSON on stdout, what is meant for people goes to stderr.
     out = sys.stderr if arguments.json == "-" else sys.stdout
-    results = []
+    results: list[TrainResult] = []
     for split, seed in runs:
-        result = _train_one(
+        result, model_options = _train_one(
             arguments,
             split=split,
             seed=seed,
@@ -102,6 +102,9 @@ def run(arguments: argparse.Namespace) -> None:
         )
         results.append(result)
         print(_summary(result), file=out, flush=True)
+        if arguments.json not in (None, "-"):
+            # After every run: an interrupt keeps those that are done.
+            _write_json(arguments.json, _report(arguments, model_options, results))
     if len(results) > 1:
         mean, deviation = _mean_and_deviation(results)
         print(
@@ -109,8 +112,8 @@ def run(arguments: argparse.Namespace) -> None:
             f"{100 * mean:.2f} ± {100 * deviation:.2f} over {len(results)} runs",
             file=out,
         )
-    if arguments.json:
-        _write_json(arguments.json, _report(arguments, results))
+    if arguments.json == "-":
+        _write_json(arguments.json, _report(arguments, model_options, results))
 
 
 def parse_splits(text: str, available: int) -> list[int]:
@@ -139,7 +142,7 @@ def _train_one(
     checkpoint: Path,
     checkpoint_every: int,
     resume: bool,
-) -> TrainResult:
+) -> tuple[TrainResult, dict[str, Any]]:
     data = load_graph(arguments.graph, data_root=arguments.data_root, split=split)
     config = options.train_config(arguments, seed)
     model_options = options.model_options(arguments)
@@ -150,9 +153,10 @@ def _train_one(
         classes=data.num_classes,
         nodes=data.num_nodes,
     ).to(device)
+    model_options["num_global"] = model.message_passing.num_global
     before = _modified(checkpoint)
     try:
-        return train(
+        result = train(
             model,
             data,
             config,
@@ -162,6 +166,7 @@ def _train_one(
             resume=resume,
             progress=not arguments.quiet,
         )
+        return result, model_options
     except KeyboardInterrupt as interrupt:
         written = _modified(checkpoint) not in (None, before)
         if not written and not resume:
@@ -197,7 +202,7 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"--device {name} cannot be used: {reason}") from None
@@ -208,9 +213,13 @@ def _check_writable(path: Path) -> None:
     """Fail before hours of training rather than after them."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder, a file is wanted")
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise ValueError(f"{path.parent} cannot be written to")
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ValueError(f"{path.parent} cannot be written to: {error.strerror}") from None
 
 
 def _summary(result: TrainResult) -> str:
@@ -228,7 +237,9 @@ def _mean_and_deviation(results: list[TrainResult]) -> tuple[float, float]:
     return statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0
 
 
-def _report(arguments: argparse.Namespace, results: list[TrainResult]) -> dict[str, Any]:
+def _report(
+    arguments: argparse.Namespace, model_options: dict[str, Any], results: list[TrainResult]
+) -> dict[str, Any]:
     mean, deviation = _mean_and_deviation(results)
     return {
         "graph": results[0].graph,
@@ -236,7 +247,7 @@ def _report(arguments: argparse.Namespace, results: list[TrainResult]) -> dict[s
         "test_mean": mean,
         "test_std": deviation,
         "runs": [result.to_dict() for result in results],
-        "model": options.model_options(arguments),
+        "model": model_options,
         "training": {name: getattr(arguments, name) for name in options.train_option_names()},
         "environment": environment(),
     }

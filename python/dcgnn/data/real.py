@@ -177,7 +177,7 @@ REAL_GRAPHS: dict[str, RealGraph] = {
 def default_data_root() -> Path:
     """``$DCGNN_DATA``, else the user's cache folder (``$XDG_CACHE_HOME/dcgnn``)."""
     if root := os.environ.get(DATA_ROOT_VARIABLE):
-        return Path(root)
+        return Path(root).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "dcgnn"
 

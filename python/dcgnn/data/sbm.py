@@ -47,8 +47,8 @@ def stochastic_block_model(
         raise ValueError(f"num_classes must be between 1 and {num_nodes} nodes, got {num_classes}")
     if not 0.0 <= homophily <= 1.0:
         raise ValueError(f"homophily must be between 0 and 1, got {homophily}")
-    if avg_degree < 0.0:
-        raise ValueError(f"avg_degree must not be negative, got {avg_degree}")
+    if not 0.0 <= avg_degree < num_nodes:
+        raise ValueError(f"avg_degree must not be negative nor reach num_nodes, got {avg_degree}")
     if num_features < 1:
         raise ValueError(f"num_features must be positive, got {num_features}")
 

@@ -18,13 +18,13 @@ NORMS = (None, "batch", "layer")
 
 def resolve_activation(name: str, activation: str | Callable | None) -> Callable[[Tensor], Tensor] | None:
     """A name known to PyG (``"tanh"``, ``"relu"``, …), a callable, or None; ``name`` is the argument's."""
-    if activation is None or activation == "none":
+    if activation is None:
         return None
-    if callable(activation):
+    if callable(activation) and not isinstance(activation, type):
         return activation
     try:
         if not isinstance(activation, str):
-            raise ValueError("neither a name nor a callable")
+            raise ValueError("neither a name nor a function or module")
         return activation_resolver(activation)
     except ValueError as error:
         raise ValueError(

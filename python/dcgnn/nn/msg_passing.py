@@ -191,7 +191,9 @@ class DCMsgPassing(torch.nn.Module):
             aggr = "mean" if mass == "node" else "sum"
         self.aggr = check_choice("aggr", aggr, ("mean", "sum"))
         self.local_init = check_choice("local_init", local_init, ("carry", "fresh"))
-        self.ego_readout = bool(ego_readout)
+        if not isinstance(ego_readout, bool):
+            raise TypeError(f"ego_readout must be True or False, got {ego_readout!r}")
+        self.ego_readout = ego_readout
 
         self.global_embedding = torch.nn.Parameter(torch.empty(num_global, channels))
         self.messages = torch.nn.ModuleList(
@@ -219,8 +221,7 @@ class DCMsgPassing(torch.nn.Module):
         """
         sizes = graph.ego_sizes().double()
         if self.mass == "node":
-            ego_mass, global_mass = sizes, float(graph.num_nodes)
-            reached = graph.egos_per_node().double()
+            ego_mass, reached = sizes, graph.egos_per_node().double()
         else:
             node_of_entry = torch.repeat_interleave(
                 torch.arange(graph.num_nodes, device=graph.device),
@@ -228,7 +229,7 @@ class DCMsgPassing(torch.nn.Module):
                 output_size=graph.num_slots,
             )
             reached = torch.zeros_like(sizes).index_add(0, node_of_entry, (1 / sizes)[graph.ego.long()])
-            ego_mass, global_mass = torch.ones_like(sizes), 1.0
+            ego_mass = torch.ones_like(sizes)
         global_share = 1.0 if self.mass == "node" else 1 / graph.num_nodes
         exact_sum = self.gamma == "exact" and self.aggr == "sum"
         local_share = reached if exact_sum else torch.ones_like(reached)
@@ -236,7 +237,7 @@ class DCMsgPassing(torch.nn.Module):
         divisor = reached if self.aggr == "mean" else 1.0
         factors = {
             "x_factor": gamma * self.beta,
-            "global_factor": gamma * (self.alpha * global_mass),
+            "global_factor": gamma * self.alpha * (graph.num_nodes if self.mass == "node" else 1),
             "local_factor": gamma * (1 - self.alpha) / divisor,
             "ego_factor": ego_mass,
         }
@@ -268,7 +269,7 @@ class DCMsgPassing(torch.nn.Module):
             global_assign: Any = None
             local_assign: Any = None
             local_message: Any = None
-            # What a node reads: by default from no cluster-nodes at all, as for a problem of weight 0.
+            # A problem of weight 0 has no cluster-nodes to read from.
             global_part = x.new_empty(x.size(0), 0), x.new_empty(0, x.size(1))
             local_part = x.new_empty(graph.num_slots, 0), x.new_empty(x.size(0), 0, x.size(1))
             if use_global:
