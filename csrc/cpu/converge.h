@@ -5,7 +5,6 @@
 // potential is kept fixed.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
 #include "log_sinkhorn.h"
@@ -136,7 +135,8 @@ class Climb {
       const double length = newton_step(g);
       for (int64_t j = 0; j < clusters_; ++j) next_[j] = g[j] + target_ - sums_[j];
       A highest = evaluate(next_).dual;
-      for (const double fraction : {0.25, 1.}) {
+      constexpr double kFractions[] = {0.25, 1};
+      for (const double fraction : kFractions) {
         const double share = fraction * (length > kLongestStep ? kLongestStep / length : 1.);
         for (int64_t j = 0; j < clusters_; ++j) {
           trial_[j] = g[j] + static_cast<A>(share * step_[j]);
@@ -144,10 +144,10 @@ class Climb {
         const Height there = evaluate(trial_);
         if (there.dual > highest || there.error < here.error) {
           highest = there.dual > highest ? there.dual : highest;
-          std::copy(trial_, trial_ + clusters_, next_);
+          for (int64_t j = 0; j < clusters_; ++j) next_[j] = trial_[j];
         }
       }
-      std::copy(next_, next_ + clusters_, g);
+      for (int64_t j = 0; j < clusters_; ++j) g[j] = next_[j];
       if (length <= tol) return;
       const Height now = evaluate(g);
       const bool improved =
@@ -174,7 +174,10 @@ class Climb {
     }
     solve_gauge_fixed(matrix_, step_, clusters_, floor_);
     double longest = 0;
-    for (int64_t j = 0; j < clusters_; ++j) longest = std::max(longest, std::fabs(step_[j]));
+    for (int64_t j = 0; j < clusters_; ++j) {
+      const double length = std::fabs(step_[j]);
+      longest = length > longest ? length : longest;
+    }
     return longest;
   }
 
