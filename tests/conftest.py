@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# Some virtual machines announce AMX but do not let programs use it: torch's own bfloat16 matrix products
+# then die of an illegal instruction. Read when torch first multiplies.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
