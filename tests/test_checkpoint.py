@@ -7,6 +7,7 @@ import pickle
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -128,3 +129,24 @@ def test_every_difference_is_named():
     assert "old is 1 in the checkpoint and None here" in message
     assert "lr" not in message
     assert "a" * 20 not in message, "long values are shortened"
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.write_bytes(b"old")
+    link.symlink_to(real)
+    atomic_write(link, lambda file: file.write(b"new"))
+    assert link.is_symlink()
+    assert real.read_bytes() == b"new"
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: received.append(pipe.read_bytes()))
+    received: list[bytes] = []
+    reader.start()
+    atomic_write(pipe, lambda file: file.write(b"content"))
+    reader.join(timeout=20)
+    assert received == [b"content"]
+    assert pipe.is_fifo()

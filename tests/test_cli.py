@@ -289,3 +289,13 @@ def test_an_interrupt_leaves_a_checkpoint_that_resumes(signum, named, capsys):
     capsys.readouterr()
     assert main([*arguments, *keep, "--resume", "--epochs", str(epoch + 1), "--quiet", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["epochs"] == epoch + 1
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("dcgnn-kernels ")
+
+
+def test_a_graph_that_does_not_fit_into_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "sbm:num_features=1000000000000", "--quiet"]) == 1
+    assert capsys.readouterr().err.startswith("dcgnn: out of memory")
