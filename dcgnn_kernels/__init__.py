@@ -3,10 +3,12 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from dcgnn_kernels import reference
+from dcgnn_kernels._native_loader import release_memory
 from dcgnn_kernels.backends import backends
 from dcgnn_kernels.cluster_scatter import cluster_scatter
 from dcgnn_kernels.global_sinkhorn import global_sinkhorn
 from dcgnn_kernels.graph import EgoGraph
+from dcgnn_kernels.linear import linear
 from dcgnn_kernels.local_centroids import local_centroids
 from dcgnn_kernels.local_sinkhorn import local_sinkhorn
 from dcgnn_kernels.node_update import node_update
@@ -21,8 +23,10 @@ __all__ = [
     "backends",
     "cluster_scatter",
     "global_sinkhorn",
+    "linear",
     "local_centroids",
     "local_sinkhorn",
     "node_update",
     "reference",
+    "release_memory",
 ]

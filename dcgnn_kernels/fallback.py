@@ -121,12 +121,13 @@ def _sinkhorn_backward(
 
 def local_sinkhorn(
     z: Tensor,
-    centroids: Tensor,
+    centroids: Tensor | None,
     rowptr: Tensor,
     member: Tensor,
     colptr: Tensor,
     ego: Tensor,
     slot: Tensor,
+    num_clusters: int,
     lam: float,
     num_iters: int | None,
     cost_scale: str,
@@ -134,8 +135,11 @@ def local_sinkhorn(
     max_iters: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     check_finite("local_sinkhorn: z", z)
-    check_finite("local_sinkhorn: centroids", centroids)
     graph = EgoGraph._trusted(rowptr, member, colptr, ego, slot)
+    if centroids is None:
+        centroids = reference.local_centroids(z.to(accumulate_dtype(z.dtype)), graph, num_clusters)
+    else:
+        check_finite("local_sinkhorn: centroids", centroids)
     return reference.local_sinkhorn_with_potentials(
         z, centroids, graph, lam, num_iters, cost_scale, tol, max_iters
     )
@@ -145,26 +149,31 @@ def local_sinkhorn_backward(
     grad_assign: Tensor | None,
     grad_clusters: Tensor | None,
     z: Tensor,
-    centroids: Tensor,
+    centroids: Tensor | None,
     potentials: Tensor,
     rowptr: Tensor,
     member: Tensor,
     colptr: Tensor,
     ego: Tensor,
     slot: Tensor,
+    num_clusters: int,
     lam: float,
     num_iters: int | None,
     cost_scale: str,
 ) -> tuple[Tensor, Tensor]:
+    """Without centroids their gradient flows on into ``grad_z``, and ``grad_centroids`` has size 0."""
     compute = accumulate_dtype(z.dtype)
-    segments = Segments.of_graph(EgoGraph._trusted(rowptr, member, colptr, ego, slot))
+    graph = EgoGraph._trusted(rowptr, member, colptr, ego, slot)
+    segments = Segments.of_graph(graph)
     index = member.long()
-    rows = z.to(compute)[index]
+    wide = z.to(compute)
+    start = reference.local_centroids(wide, graph, num_clusters) if centroids is None else centroids
+    rows = wide[index]
     grad_rows, grad_centroids = _sinkhorn_backward(
         grad_assign,
         grad_clusters,
         rows,
-        centroids.to(compute),
+        start.to(compute),
         potentials,
         segments,
         lam,
@@ -173,6 +182,9 @@ def local_sinkhorn_backward(
     )
     grad_z = torch.zeros_like(z, dtype=compute, memory_format=torch.contiguous_format)
     grad_z = grad_z.index_add(0, index, grad_rows)
+    if centroids is None:
+        grad_z = grad_z + local_centroids_backward(grad_centroids, *graph.arrays(), num_clusters)
+        grad_centroids = grad_z.new_empty(0)
     return grad_z.to(z.dtype), grad_centroids.to(z.dtype)
 
 
@@ -217,7 +229,12 @@ def node_update(
     global_factor: Tensor,
     local_factor: Tensor,
     ego_factor: Tensor,
-    *arrays: Tensor,
+    rowptr: Tensor,
+    member: Tensor,
+    colptr: Tensor,
+    ego: Tensor,
+    slot: Tensor,
+    activation: str,
 ) -> Tensor:
     return reference.node_update(
         x,
@@ -225,11 +242,12 @@ def node_update(
         global_message,
         assign,
         message,
-        EgoGraph(*arrays),
+        EgoGraph._trusted(rowptr, member, colptr, ego, slot),
         x_factor=x_factor,
         global_factor=global_factor,
         local_factor=local_factor,
         ego_factor=ego_factor,
+        activation=activation,
     )
 
 

@@ -17,17 +17,19 @@ from dcgnn_kernels._library import (
     forbid_double_backward,
 )
 from dcgnn_kernels.graph import EgoGraph, check_graph
+from dcgnn_kernels.local_centroids import local_centroids
 from dcgnn_kernels.reference import DEFAULT_MAX_ITERS, DEFAULT_TOL, accumulate_dtype
 
 
 def local_sinkhorn(
     z: Tensor,
-    centroids: Tensor,
+    centroids: Tensor | None,
     graph: EgoGraph,
     lam: float = 2.0,
     num_iters: int | None = 3,
     cost_scale: str = "none",
     *,
+    num_clusters: int = 2,
     tol: float = DEFAULT_TOL,
     max_iters: int = DEFAULT_MAX_ITERS,
 ) -> tuple[Tensor, Tensor]:
@@ -41,13 +43,16 @@ def local_sinkhorn(
 
     Args:
         z: ``[N, F]`` node features, float64, float32, float16 or bfloat16.
-        centroids: ``[N, K, F]`` cluster-nodes of every ego, same dtype and device.
+        centroids: ``[N, K, F]`` cluster-nodes of every ego, same dtype and device; or None: start at
+            :func:`local_centroids` of ``z``, with its gradient. At K = 2 that costs no memory and hardly
+            any time.
         graph: the ego-neighbourhoods, ``N`` nodes and ``S`` slots.
         lam: inverse temperature :math:`\lambda \ge 0`; larger is sharper.
         num_iters: number :math:`T \ge 1` of iterations, or None: to convergence, with the implicit
             gradient.
         cost_scale: divide the cost by one number for each ego: ``"none"``, ``"mean"`` or ``"max"`` of
             its costs.
+        num_clusters: K where ``centroids`` is None; not used otherwise.
         tol: with ``num_iters=None``, stop when no potential moves by more than this.
         max_iters: with ``num_iters=None``, stop after this many iterations at the latest.
 
@@ -56,60 +61,69 @@ def local_sinkhorn(
     """
     check_graph(graph)
     check_float("z", z, 2)
-    check_float("centroids", centroids, 3)
-    check_same("centroids", centroids, "z", z)
     num_nodes, num_channels = z.shape
     check_shape("z", z, (graph.num_nodes, num_channels), "[graph.num_nodes, F]")
-    check_shape("centroids", centroids, (num_nodes, centroids.size(1), num_channels), "[N, K, F]")
-    if centroids.size(1) < 1:
-        raise ValueError("centroids must hold at least one cluster-node for every ego, got K = 0")
     if graph.device != z.device:
         raise ValueError(f"graph is on {graph.device}, but z is on {z.device}; use graph.to(device)")
+    if centroids is None:
+        if num_clusters != 2:
+            centroids = local_centroids(z, graph, num_clusters)
+    else:
+        check_float("centroids", centroids, 3)
+        check_same("centroids", centroids, "z", z)
+        num_clusters = centroids.size(1)
+        check_shape("centroids", centroids, (num_nodes, num_clusters, num_channels), "[N, K, F]")
+        if num_clusters < 1:
+            raise ValueError("centroids must hold at least one cluster-node for every ego, got K = 0")
     check_sinkhorn_options(lam, num_iters, cost_scale, tol, max_iters)
     assign, clusters, _ = torch.ops.dcgnn.local_sinkhorn(
-        z, centroids, *graph.arrays(), lam, num_iters, cost_scale, tol, max_iters
+        z, centroids, *graph.arrays(), num_clusters, lam, num_iters, cost_scale, tol, max_iters
     )
     return assign, clusters
 
 
 def _fake(
     z: Tensor,
-    centroids: Tensor,
+    centroids: Tensor | None,
     rowptr: Tensor,
     member: Tensor,
     colptr: Tensor,
     ego: Tensor,
     slot: Tensor,
+    num_clusters: int,
     lam: float,
     num_iters: int | None,
     cost_scale: str,
     tol: float,
     max_iters: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    num_clusters = centroids.size(1)
     history = 1 if num_iters is None else num_iters
     return (
         z.new_empty(member.size(0), num_clusters),
-        z.new_empty(centroids.shape),
+        z.new_empty(z.size(0), num_clusters, z.size(1)),
         z.new_empty(z.size(0), history, num_clusters, dtype=accumulate_dtype(z.dtype)),
     )
 
 
 def _fake_backward(
-    grad_assign: Tensor | None, grad_clusters: Tensor | None, z: Tensor, centroids: Tensor, *_: Any
+    grad_assign: Tensor | None,
+    grad_clusters: Tensor | None,
+    z: Tensor,
+    centroids: Tensor | None,
+    *_: Any,
 ) -> tuple[Tensor, Tensor]:
-    return z.new_empty(z.shape), z.new_empty(centroids.shape)
+    return z.new_empty(z.shape), z.new_empty(0 if centroids is None else centroids.shape)
 
 
 FORWARD = define(
-    f"local_sinkhorn(Tensor z, Tensor centroids, {GRAPH_ARGS}, float lam, int? num_iters, "
+    f"local_sinkhorn(Tensor z, Tensor? centroids, {GRAPH_ARGS}, int num_clusters, float lam, int? num_iters, "
     "str cost_scale, float tol, int max_iters) -> (Tensor assign, Tensor clusters, Tensor potentials)",
     fallback=fallback.local_sinkhorn,
     fake=_fake,
 )
 BACKWARD = define(
-    "local_sinkhorn_backward(Tensor? grad_assign, Tensor? grad_clusters, Tensor z, Tensor centroids, "
-    f"Tensor potentials, {GRAPH_ARGS}, float lam, int? num_iters, str cost_scale)"
+    "local_sinkhorn_backward(Tensor? grad_assign, Tensor? grad_clusters, Tensor z, Tensor? centroids, "
+    f"Tensor potentials, {GRAPH_ARGS}, int num_clusters, float lam, int? num_iters, str cost_scale)"
     " -> (Tensor grad_z, Tensor grad_centroids)",
     fallback=fallback.local_sinkhorn_backward,
     fake=_fake_backward,
@@ -118,7 +132,7 @@ BACKWARD = define(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     z, centroids, *graph = inputs[:7]
-    ctx.lam, ctx.num_iters, ctx.cost_scale = inputs[7:10]
+    ctx.options = inputs[7:11]
     potentials = output[2]
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(potentials)
@@ -129,11 +143,12 @@ def _backward(
     ctx: Any, grad_assign: Tensor | None, grad_clusters: Tensor | None, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     if grad_assign is None and grad_clusters is None:
-        return (None,) * 12
-    grads = torch.ops.dcgnn.local_sinkhorn_backward(
-        grad_assign, grad_clusters, *ctx.saved_tensors, ctx.lam, ctx.num_iters, ctx.cost_scale
+        return (None,) * 13
+    z, centroids, *rest = ctx.saved_tensors
+    grad_z, grad_centroids = torch.ops.dcgnn.local_sinkhorn_backward(
+        grad_assign, grad_clusters, z, centroids, *rest, *ctx.options
     )
-    return (*grads, *((None,) * 10))
+    return (grad_z, None if centroids is None else grad_centroids, *((None,) * 11))
 
 
 define_autograd(FORWARD, _setup_context, _backward)

@@ -19,6 +19,8 @@ from dcgnn_kernels._library import (
 from dcgnn_kernels.graph import EgoGraph, check_graph
 from dcgnn_kernels.reference import accumulate_dtype
 
+ACTIVATIONS = ("none", "relu", "tanh")
+
 
 def node_update(
     x: Tensor,
@@ -32,12 +34,13 @@ def node_update(
     global_factor: Tensor,
     local_factor: Tensor,
     ego_factor: Tensor,
+    activation: str = "none",
 ) -> Tensor:
     r"""One weighted sum of the input, the global and the local cluster-nodes for every node:
 
     .. math::
-        z_i = a_i x_i + b_i \sum_j P^\Omega_{ij} M^\Omega_j
-        + c_i \sum_{u : i \in \mathcal N_u^+} w_u \sum_j P^u_{ij} M^u_j
+        z_i = \sigma\Bigl( a_i x_i + b_i \sum_j P^\Omega_{ij} M^\Omega_j
+        + c_i \sum_{u : i \in \mathcal N_u^+} w_u \sum_j P^u_{ij} M^u_j \Bigr)
 
     Args:
         x: ``[N, F]`` input features.
@@ -50,6 +53,7 @@ def node_update(
         global_factor: ``[N]``, :math:`b`.
         local_factor: ``[N]``, :math:`c`.
         ego_factor: ``[N]``, :math:`w`.
+        activation: :math:`\sigma`, applied while the sum is at hand: ``"none"``, ``"relu"`` or ``"tanh"``.
 
     Returns:
         ``[N, F]``.
@@ -80,6 +84,8 @@ def node_update(
     for name, factor in factors.items():
         check_float(name, factor, 1)
         check_shape(name, factor, (num_nodes,), "[N]")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     wide = accumulate_dtype(x.dtype)
     return torch.ops.dcgnn.node_update(
         x,
@@ -89,6 +95,7 @@ def node_update(
         message,
         *(factor.detach().to(wide) for factor in factors.values()),
         *graph.arrays(),
+        activation,
     )
 
 
@@ -107,7 +114,7 @@ FACTORS = "Tensor x_factor, Tensor global_factor, Tensor local_factor, Tensor eg
 MESSAGES = "Tensor global_assign, Tensor global_message, Tensor assign, Tensor message"
 
 FORWARD = define(
-    f"node_update(Tensor x, {MESSAGES}, {FACTORS}, {GRAPH_ARGS}) -> Tensor",
+    f"node_update(Tensor x, {MESSAGES}, {FACTORS}, {GRAPH_ARGS}, str activation) -> Tensor",
     fallback=fallback.node_update,
     fake=_fake,
 )
@@ -119,13 +126,20 @@ BACKWARD = define(
 )
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:])
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.activation = inputs[-1]
+    saved = inputs[1:-1] if ctx.activation == "none" else (*inputs[1:-1], output)
+    ctx.save_for_backward(*saved)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grads = torch.ops.dcgnn.node_update_backward(grad, *ctx.saved_tensors)
-    return (*grads, *((None,) * 9))
+    saved = ctx.saved_tensors
+    if ctx.activation != "none":
+        *saved, output = saved
+        slope = (output > 0).to(grad.dtype) if ctx.activation == "relu" else 1 - output.square()
+        grad = grad * slope
+    grads = torch.ops.dcgnn.node_update_backward(grad, *saved)
+    return (*grads, *((None,) * 10))
 
 
 define_autograd(FORWARD, _setup_context, _backward)

@@ -233,17 +233,20 @@ def solve(
 
 def local_sinkhorn(
     z: Tensor,
-    centroids: Tensor,
+    centroids: Tensor | None,
     graph: EgoGraph,
     lam: float = 2.0,
     num_iters: int | None = 3,
     cost_scale: str = "none",
     *,
+    num_clusters: int = 2,
     tol: float = DEFAULT_TOL,
     max_iters: int = DEFAULT_MAX_ITERS,
 ) -> tuple[Tensor, Tensor]:
     """Reference of :func:`dcgnn_kernels.local_sinkhorn`; same arguments, same results."""
     check_sinkhorn_options(lam, num_iters, cost_scale, tol, max_iters)
+    if centroids is None:
+        centroids = local_centroids(z.to(accumulate_dtype(z.dtype)), graph, num_clusters)
     assign, clusters, _ = local_sinkhorn_with_potentials(
         z, centroids, graph, lam, num_iters, cost_scale, tol, max_iters
     )
@@ -291,6 +294,7 @@ def node_update(
     global_factor: Tensor,
     local_factor: Tensor,
     ego_factor: Tensor,
+    activation: str = "none",
 ) -> Tensor:
     """Reference of :func:`dcgnn_kernels.node_update`; same arguments, same result."""
     compute = accumulate_dtype(x.dtype)
@@ -298,7 +302,10 @@ def node_update(
     broadcast = cluster_scatter(assign.to(compute), weighted, graph)
     whole = global_assign.to(compute) @ global_message.to(compute)
     parts = (x_factor, x.to(compute)), (global_factor, whole), (local_factor, broadcast)
-    return sum(factor.to(compute)[:, None] * part for factor, part in parts).to(x.dtype)  # type: ignore[union-attr]
+    total = torch.stack([factor.to(compute)[:, None] * part for factor, part in parts]).sum(0)
+    if activation != "none":
+        total = torch.relu(total) if activation == "relu" else torch.tanh(total)
+    return total.to(x.dtype)
 
 
 def global_sinkhorn(

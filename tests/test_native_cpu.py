@@ -214,7 +214,7 @@ def test_malformed_graph_arrays_are_refused():
         (rowptr + 1, member, colptr, ego, slot),
     ):
         with pytest.raises(ValueError, match="local_sinkhorn: "):
-            torch.ops.dcgnn.local_sinkhorn(z, centroids, *arrays, 1.0, 3, "none", 1e-9, 10)
+            torch.ops.dcgnn.local_sinkhorn(z, centroids, *arrays, 2, 1.0, 3, "none", 1e-9, 10)
 
 
 def test_exported_program():
@@ -264,3 +264,43 @@ def test_instruction_sets_agree(tmp_path: Path):
     for other in results[1:]:
         for left, right in zip(results[0], other, strict=True):
             torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-10)
+
+
+def test_large_outputs_reuse_memory():
+    native = pytest.importorskip("dcgnn_kernels._native")
+    native.release_memory()
+    x, weight = torch.randn(20_000, 64), torch.randn(64, 64)
+    out = dcgnn_kernels.linear(x, weight)
+    address = out.data_ptr()
+    assert address % 2**21 == 0
+    assert native.kept_bytes() == 0
+    del out
+    assert native.kept_bytes() >= 20_000 * 64 * 4
+    again = dcgnn_kernels.linear(x, weight)
+    assert again.data_ptr() == address
+    torch.testing.assert_close(again, x @ weight.T)
+    del again
+    assert dcgnn_kernels.release_memory() >= 20_000 * 64 * 4
+    assert native.kept_bytes() == 0
+
+
+def test_memory_in_use_is_not_given_out_again():
+    x, weight = torch.randn(20_000, 64), torch.randn(64, 64)
+    held = dcgnn_kernels.linear(x, weight)
+    view = held[:10]
+    del held
+    other = dcgnn_kernels.linear(x, 2 * weight)
+    torch.testing.assert_close(view, x[:10] @ weight.T)
+    assert other.data_ptr() != view.data_ptr()
+
+
+def test_no_memory_is_kept_when_the_limit_is_zero():
+    code = (
+        "import torch, dcgnn_kernels; from dcgnn_kernels import _native;"
+        "dcgnn_kernels.linear(torch.ones(20_000, 64), torch.ones(64, 64)); print(_native.kept_bytes())"
+    )
+    environment = {**os.environ, "DCGNN_KEEP_MB": "0"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "0"

@@ -36,16 +36,17 @@ def sample(
     num_global=st.integers(0, 5),
     num_clusters=st.integers(0, 4),
     num_channels=st.integers(1, 9),
+    activation=st.sampled_from(["none", "relu", "tanh"]),
 )
-def test_matches_the_reference(case, num_global, num_clusters, num_channels, dtype, device):
+def test_matches_the_reference(case, num_global, num_clusters, num_channels, activation, dtype, device):
     edge_index, num_nodes = case
     graph = EgoGraph.from_edge_index(edge_index, num_nodes).to(device)
     inputs, factors = sample(graph, num_global, num_clusters, num_channels)
     # The kernels read float32 factors for float32 and bfloat16 data; so does the oracle here.
     factors = {name: factor.to(reference.accumulate_dtype(dtype)) for name, factor in factors.items()}
     compare_with_reference(
-        lambda *tensors: dcgnn_kernels.node_update(*tensors, graph, **factors),
-        lambda *tensors: reference.node_update(*tensors, graph, **factors),
+        lambda *tensors: dcgnn_kernels.node_update(*tensors, graph, **factors, activation=activation),
+        lambda *tensors: reference.node_update(*tensors, graph, **factors, activation=activation),
         inputs,
         dtype,
     )
@@ -65,25 +66,30 @@ def test_is_the_sum_of_its_parts(num_channels, device):
     torch.testing.assert_close(dcgnn_kernels.node_update(*inputs, graph, **factors), expected)
 
 
+@pytest.mark.parametrize("activation", ["none", "relu", "tanh"])
 @pytest.mark.parametrize(("num_global", "num_clusters"), [(3, 2), (0, 2), (3, 0), (1, 3)])
-def test_gradcheck(num_global, num_clusters, device):
+def test_gradcheck(num_global, num_clusters, activation, device):
     graph = EgoGraph.from_edge_index(*awkward()).to(device)
     inputs, factors = sample(graph, num_global, num_clusters, 3)
     torch.autograd.gradcheck(
-        lambda *tensors: dcgnn_kernels.node_update(*tensors, graph, **factors),
+        lambda *tensors: dcgnn_kernels.node_update(*tensors, graph, **factors, activation=activation),
         tuple(tensor.requires_grad_() for tensor in inputs),
     )
 
 
+@pytest.mark.parametrize("activation", ["none", "relu", "tanh"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_opcheck(dtype, device):
+def test_opcheck(dtype, activation, device):
     graph = EgoGraph.from_edge_index(*awkward()).to(device)
     inputs, factors = sample(graph, 3, 2, 8)
     wide = [factor.to(reference.accumulate_dtype(dtype)) for factor in factors.values()]
     stored = [tensor.to(dtype).requires_grad_() for tensor in inputs]
     rtol, atol = (None, None) if dtype != torch.bfloat16 else (2e-2, 2e-2)
     torch.library.opcheck(
-        torch.ops.dcgnn.node_update.default, (*stored, *wide, *graph.arrays()), rtol=rtol, atol=atol
+        torch.ops.dcgnn.node_update.default,
+        (*stored, *wide, *graph.arrays(), activation),
+        rtol=rtol,
+        atol=atol,
     )
     grad = torch.randn(graph.num_nodes, 8, dtype=dtype, device=device)
     detached = [tensor.detach() for tensor in stored[1:]]
@@ -118,3 +124,5 @@ def test_bad_input():
             dcgnn_kernels.node_update(*arguments, graph, **factors)
     with pytest.raises(ValueError, match=r"ego_factor must have shape \[N\]"):
         dcgnn_kernels.node_update(*inputs, graph, **{**factors, "ego_factor": factors["ego_factor"][:2]})
+    with pytest.raises(ValueError, match="activation must be one of none, relu, tanh, got 'gelu'"):
+        dcgnn_kernels.node_update(*inputs, graph, **factors, activation="gelu")

@@ -81,6 +81,29 @@ def test_local_sinkhorn_matches_the_reference(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@given(
+    case=random_graphs(),
+    num_clusters=st.sampled_from([2, 2, 1, 3]),
+    num_iters=st.sampled_from(ITERS),
+    cost_scale=st.sampled_from(COST_SCALES),
+    num_channels=st.integers(1, 9),
+)
+def test_local_sinkhorn_from_a_fresh_start_matches_the_reference(
+    case, num_clusters, num_iters, cost_scale, num_channels, dtype, device
+):
+    edge_index, num_nodes = case
+    graph = EgoGraph.from_edge_index(edge_index, num_nodes).to(device)
+    z, _ = random_inputs(num_nodes, 2, num_channels, device)
+    options = (None, graph, 0.7, num_iters, cost_scale)
+    compare_with_reference(
+        lambda z: dcgnn_kernels.local_sinkhorn(z, *options, num_clusters=num_clusters),
+        lambda z: reference.local_sinkhorn(z, *options, num_clusters=num_clusters),
+        (z,),
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @given(case=random_graphs(), num_clusters=st.integers(1, 5), num_channels=st.integers(1, 9))
 def test_cluster_scatter_matches_the_reference(case, num_clusters, num_channels, dtype, device):
     edge_index, num_nodes = case
@@ -162,6 +185,33 @@ def test_local_sinkhorn_gradcheck(implementation, num_clusters, num_iters, cost_
         (z.requires_grad_(), centroids.requires_grad_()),
         fast_mode=True,
     )
+
+
+@pytest.mark.parametrize("cost_scale", COST_SCALES)
+@pytest.mark.parametrize("num_iters", [1, 2, 3, None])
+@pytest.mark.parametrize("lam", [0.7, 40.0])
+@pytest.mark.parametrize("case", [awkward(), star(9)], ids=["awkward", "star"])
+def test_local_sinkhorn_gradcheck_from_a_fresh_start(case, lam, num_iters, cost_scale, device):
+    graph = EgoGraph.from_edge_index(*case).to(device)
+    z, _ = random_inputs(graph.num_nodes, 2, 3, device)
+    torch.autograd.gradcheck(
+        lambda z: dcgnn_kernels.local_sinkhorn(z, None, graph, lam, num_iters, cost_scale),
+        (z.requires_grad_(),),
+        fast_mode=True,
+    )
+
+
+def test_linear_is_that_of_torch(device):
+    x, weight, bias = (
+        torch.randn(shape, dtype=torch.float64, device=device) for shape in ((7, 3), (5, 3), (5,))
+    )
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        cast = [tensor.to(dtype) for tensor in (x, weight, bias)]
+        torch.testing.assert_close(dcgnn_kernels.linear(*cast), torch.nn.functional.linear(*cast))
+    leaves = tuple(tensor.requires_grad_() for tensor in (x, weight, bias))
+    torch.autograd.gradcheck(dcgnn_kernels.linear, leaves)
+    torch.autograd.gradgradcheck(dcgnn_kernels.linear, leaves)
+    assert dcgnn_kernels.linear(x.detach()[None], weight, bias).shape == (1, 7, 5)
 
 
 @pytest.mark.parametrize("cost_scale", COST_SCALES)
@@ -288,11 +338,17 @@ def op_samples(device: torch.device, dtype: torch.dtype):
     potentials = torch.randn(graph.num_nodes, 3, 2, dtype=accumulate, device=device)
     grad = torch.randn(graph.num_nodes, 8, dtype=dtype, device=device)
     return {
-        "local_sinkhorn": (z, centroids, *arrays, 1.0, 3, "max", 1e-6, 100),
+        "local_sinkhorn": (z, centroids, *arrays, 2, 1.0, 3, "max", 1e-6, 100),
         "local_sinkhorn_backward": (
             *(assign.detach(), centroids.detach(), z.detach(), centroids.detach()),
-            *(potentials, *arrays, 1.0, 3, "max"),
+            *(potentials, *arrays, 2, 1.0, 3, "max"),
         ),
+        "local_sinkhorn.fresh": (z, None, *arrays, 2, 1.0, 3, "max", 1e-6, 100),
+        "local_sinkhorn_backward.fresh": (
+            *(assign.detach(), centroids.detach(), z.detach(), None),
+            *(potentials, *arrays, 2, 1.0, 3, "max"),
+        ),
+        "linear": (z, grad[:5].clone().requires_grad_(), grad[0, :5].clone().requires_grad_()),
         "cluster_scatter": (assign, centroids, *arrays),
         "cluster_scatter_backward": (grad, assign.detach(), centroids.detach(), *arrays),
         "global_sinkhorn": (z, centroids.detach()[0].clone().requires_grad_(), 1.0, 3, "mean", 1e-6, 100),
@@ -311,7 +367,8 @@ def test_opcheck(name, dtype, device):
     arguments = op_samples(device, dtype)[name]
     # Gradients of bfloat16 outputs differ by one rounding between eager and traced sums.
     rtol, atol = (None, None) if dtype != torch.bfloat16 else (2e-2, 2e-2)
-    torch.library.opcheck(getattr(torch.ops.dcgnn, name).default, arguments, rtol=rtol, atol=atol)
+    op = getattr(torch.ops.dcgnn, name.split(".")[0]).default
+    torch.library.opcheck(op, arguments, rtol=rtol, atol=atol)
 
 
 def chained(z: Tensor, centroids: Tensor, graph: EgoGraph) -> Tensor:

@@ -4,15 +4,11 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 
 #include <string_view>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
+#include "bindings/memory.h"
 #include "cpu/types.h"
 
 namespace dcgnn {
@@ -25,21 +21,6 @@ class TorchExecutor final : public cpu::Executor {
     at::parallel_for(0, num_tasks, 1, [&](int64_t begin, int64_t end) { body(begin, end); });
   }
 };
-
-// An uninitialised output. Its first touch costs a page fault for every page, often more than the
-// kernel that writes it, so that large ones ask for huge pages: 512 times fewer faults.
-inline at::Tensor empty_output(at::IntArrayRef shape, const at::TensorOptions& options) {
-  at::Tensor out = at::empty(shape, options);
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t kHugePage = uintptr_t{1} << 21;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(out.data_ptr());
-  const uintptr_t first = (begin + kHugePage - 1) & ~(kHugePage - 1);
-  const uintptr_t last = (begin + out.nbytes()) & ~(kHugePage - 1);
-  // Advice only: where it is not taken nothing is lost.
-  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#endif
-  return out;
-}
 
 // Holds contiguous copies, where needed, as long as the kernel runs.
 struct GraphArrays {

@@ -78,6 +78,14 @@ std::tuple<at::Tensor, at::Tensor> cluster_scatter_backward(
   return {grad_assign, grad_clusters};
 }
 
+cpu::Activation parse_activation(const char* op, std::string_view name) {
+  if (name == "none") return cpu::Activation::kNone;
+  if (name == "relu") return cpu::Activation::kRelu;
+  TORCH_CHECK_VALUE(name == "tanh", op, ": activation must be none, relu or tanh, got ",
+                    std::string(name));
+  return cpu::Activation::kTanh;
+}
+
 // What node_update and its backward have in common.
 struct UpdateArguments {
   const char* op;
@@ -103,11 +111,12 @@ struct UpdateArguments {
     }
   }
   // x may be any array where only gradients are wanted: it marks that there is a dense part.
-  cpu::NodeUpdate update(const at::Tensor& x) const {
+  cpu::NodeUpdate update(const at::Tensor& x, cpu::Activation activation) const {
     return {global_assign.size(1),          x.const_data_ptr(),
             global_assign.const_data_ptr(), global_message.const_data_ptr(),
             ego_factor.const_data_ptr(),    x_factor.const_data_ptr(),
-            global_factor.const_data_ptr(), local_factor.const_data_ptr()};
+            global_factor.const_data_ptr(), local_factor.const_data_ptr(),
+            activation};
   }
 };
 
@@ -117,7 +126,7 @@ at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
                        const at::Tensor& global_factor, const at::Tensor& local_factor,
                        const at::Tensor& ego_factor, const at::Tensor& rowptr,
                        const at::Tensor& member, const at::Tensor& colptr, const at::Tensor& ego,
-                       const at::Tensor& slot) {
+                       const at::Tensor& slot, std::string_view activation) {
   const char* op = "node_update";
   UpdateArguments arguments{op,
                             GraphArrays(op, rowptr, member, colptr, ego, slot),
@@ -138,7 +147,7 @@ at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
   if (x.numel() > 0) {
     cpu::kernels().cluster_scatter(
         {kernel_dtype(op, x), &arguments.arrays.graph, clusters.size(1), clusters.size(2),
-         arguments.assign.const_data_ptr(), clusters.const_data_ptr(), arguments.update(x),
+         arguments.assign.const_data_ptr(), clusters.const_data_ptr(), arguments.update(x, parse_activation(op, activation)),
          out.mutable_data_ptr()},
         TorchExecutor());
   }
@@ -176,7 +185,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> node_upda
     cpu::kernels().cluster_scatter_backward(
         {kernel_dtype(op, grad), &arguments.arrays.graph, clusters.size(1), clusters.size(2),
          grad.const_data_ptr(), arguments.assign.const_data_ptr(), clusters.const_data_ptr(),
-         arguments.update(grad), grad_assign.mutable_data_ptr(), grad_message.mutable_data_ptr(),
+         arguments.update(grad, cpu::Activation::kNone), grad_assign.mutable_data_ptr(), grad_message.mutable_data_ptr(),
          grad_x.mutable_data_ptr(), grad_global_assign.mutable_data_ptr(),
          grad_global_message.mutable_data_ptr()},
         TorchExecutor());

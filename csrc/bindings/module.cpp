@@ -1,7 +1,8 @@
 // The Python module `dcgnn_kernels._native`. Importing it registers the ops of the files beside
-// this one with PyTorch's dispatcher; the module itself only tells how it was built.
+// this one with PyTorch's dispatcher; the module itself tells how it was built and which memory it keeps.
 #include <pybind11/pybind11.h>
 
+#include "bindings/memory.h"
 #include "cpu/types.h"
 
 namespace {
@@ -23,4 +24,6 @@ PYBIND11_MODULE(_native, module) {
   module.attr("torch_version") = DCGNN_TORCH_VERSION;
   module.attr("compiler") = compiler();
   module.attr("instruction_set") = dcgnn::cpu::kernels().isa;
+  module.def("kept_bytes", &dcgnn::kept_bytes);
+  module.def("release_memory", &dcgnn::release_kept_memory);
 }

@@ -43,7 +43,7 @@ DCGNN_INLINE const A* factors(const void* array) {
   return static_cast<const A*>(array);
 }
 
-// sums = a x + b P^Omega M^Omega + c sums, for one node.
+// sums = activation(a x + b P^Omega M^Omega + c sums), for one node.
 template <class T>
 void add_dense_part(const NodeUpdate& update, int64_t node, int64_t channels, Acc<T>* sums) {
   using A = Acc<T>;
@@ -63,7 +63,11 @@ void add_dense_part(const NodeUpdate& update, int64_t node, int64_t channels, Ac
       const A p = global_factor * to_acc(assign[j]);
       for (int v = 0; v < NV; ++v) acc[v] += p * slice.load(message + j * channels, v);
     }
-    for (int v = 0; v < NV; ++v) slice.store(sums, v, acc[v]);
+    for (int v = 0; v < NV; ++v) {
+      if (update.activation == Activation::kRelu) acc[v] = acc[v] < 0 ? Vec<A>{} : acc[v];
+      if (update.activation == Activation::kTanh) acc[v] = vtanh<A>(acc[v]);
+      slice.store(sums, v, acc[v]);
+    }
   });
 }
 
@@ -103,7 +107,7 @@ void backward_block(const Rows& rows, int64_t count, int64_t num_clusters, const
                     Acc<T>* sums) {
   using A = Acc<T>;
   const int64_t stride = kBlockRows;
-  reduce_rows_by_all<Dot, true>(rows, count, clusters, num_clusters, columns, stride);
+  reduce_rows_by_all<Dots, true>(rows, count, clusters, num_clusters, columns, stride);
   for (int64_t u = 0; u < count; ++u) {
     const A scale = factor(u);
     for (int64_t j = 0; j < num_clusters; ++j) {

@@ -1,6 +1,7 @@
-// One transport problem between all nodes and the global cluster-nodes: the same solver as for an
+// One transport problem between all nodes and the global cluster-nodes: the same solvers as for an
 // ego, on consecutive rows, always in blocks that all threads share. Each iteration reads the N x
 // Omega logits once.
+#include "pair_transport.h"
 #include "segments.h"
 #include "tables.h"
 #include "transport.h"
@@ -18,10 +19,17 @@ struct OneProblem {
 template <class T>
 bool run_forward(const SinkhornForward& call, const Executor& executor) {
   using A = Acc<T>;
-  TransportSolver<T, ConsecutiveRows<T>> solver(call.transport, executor);
-  return solver.forward({static_cast<const T*>(call.z), call.transport.channels}, call.num_nodes,
-                        static_cast<const T*>(call.centroids), static_cast<T*>(call.assign),
-                        static_cast<T*>(call.clusters), static_cast<A*>(call.potentials));
+  const ConsecutiveRows<T> rows{static_cast<const T*>(call.z), call.transport.channels};
+  const T* centroids = static_cast<const T*>(call.centroids);
+  const auto solve = [&](auto&& solver, const auto& start) {
+    return solver.forward(rows, call.num_nodes, start, static_cast<T*>(call.assign),
+                          static_cast<T*>(call.clusters), static_cast<A*>(call.potentials));
+  };
+  if (call.transport.num_clusters == 2) {
+    return solve(PairSolver<T, ConsecutiveRows<T>>(call.transport, executor),
+                 PairStart<T>{centroids, nullptr, 0});
+  }
+  return solve(TransportSolver<T, ConsecutiveRows<T>>(call.transport, executor), centroids);
 }
 
 template <class T>
@@ -29,14 +37,24 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   using A = Acc<T>;
   const int64_t clusters = call.transport.num_clusters, channels = call.transport.channels;
   const T* z = static_cast<const T*>(call.z);
+  const ConsecutiveRows<T> rows{z, channels};
   const T* centroids = static_cast<const T*>(call.centroids);
+  const A* potentials = static_cast<const A*>(call.potentials);
+  const T* grad_assign = static_cast<const T*>(call.grad_assign);
   const T* grad_clusters = static_cast<const T*>(call.grad_clusters);
-  Buffer<A> buffer;
-  A* coefficients = buffer.reserve(call.num_nodes * 2 * clusters);
-  TransportSolver<T, ConsecutiveRows<T>> solver(call.transport, executor);
-  solver.backward({z, channels}, call.num_nodes, centroids, static_cast<const A*>(call.potentials),
-                  static_cast<const T*>(call.grad_assign), grad_clusters, coefficients,
-                  static_cast<T*>(call.grad_centroids));
+  T* grad_centroids = static_cast<T*>(call.grad_centroids);
+  A* coefficients = static_cast<A*>(call.coefficients);
+  T* table = static_cast<T*>(call.table);
+  const bool pair = clusters == 2;
+  if (pair) {
+    PairSolver<T, ConsecutiveRows<T>> solver(call.transport, executor);
+    solver.backward(rows, call.num_nodes, {centroids, nullptr, 0}, potentials, grad_assign,
+                    grad_clusters, coefficients, table, grad_centroids, nullptr);
+  } else {
+    TransportSolver<T, ConsecutiveRows<T>> solver(call.transport, executor);
+    solver.backward(rows, call.num_nodes, centroids, potentials, grad_assign, grad_clusters,
+                    coefficients, grad_centroids);
+  }
   const auto gather = grad_clusters == nullptr ? gather_node_gradient<false, T, OneProblem>
                                                : gather_node_gradient<true, T, OneProblem>;
   const int64_t num_blocks = (call.num_nodes + kBlockRows - 1) / kBlockRows;
@@ -45,10 +63,15 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
     A* sums = row.reserve(channels);
     const int64_t last = end * kBlockRows < call.num_nodes ? end * kBlockRows : call.num_nodes;
     for (int64_t node = begin * kBlockRows; node < last; ++node) {
-      gather(OneProblem{}, node, node + 1, clusters, channels, coefficients, z + node * channels,
-             centroids, grad_clusters, sums);
-      T* out = static_cast<T*>(call.grad_z) + node * channels;
-      for (int64_t f = 0; f < channels; ++f) out[f] = from_acc<T>(sums[f]);
+      if (pair) {
+        gather_pair_gradient(OneProblem{}, node, node + 1, channels,
+                             pair_coefficients(call.transport), coefficients, table,
+                             z + node * channels, centroids, 0, sums);
+      } else {
+        gather(OneProblem{}, node, node + 1, clusters, channels, coefficients, z + node * channels,
+               centroids, grad_clusters, sums);
+      }
+      write_row(static_cast<T*>(call.grad_z) + node * channels, sums, channels);
     }
   });
 }

@@ -20,22 +20,6 @@ struct Deal {
   }
 };
 
-// sums = rows 0 .. count - 1 without the one at `skip`.
-template <class T, class Index>
-void sum_rows(const GatheredRows<T, Index>& rows, int64_t count, int64_t skip, Acc<T>* sums) {
-  using A = Acc<T>;
-  for_each_slice<A, kVectorRegisters / 4>(rows.channels, [&](auto slice) {
-    constexpr int NV = decltype(slice)::kVectors;
-    Vec<A> acc[NV] = {};
-    for (int64_t k = 0; k < count; ++k) {
-      if (slice.first == 0) rows.prefetch(k);
-      if (k == skip) continue;
-      for (int v = 0; v < NV; ++v) acc[v] += slice.load(rows.row(k), v);
-    }
-    for (int v = 0; v < NV; ++v) slice.store(sums, v, acc[v]);
-  });
-}
-
 template <class T>
 void write_scaled(T* out, const Acc<T>* values, Acc<T> factor, int64_t channels) {
   using A = Acc<T>;

@@ -1,8 +1,9 @@
 // One transport problem for every ego. Forward: one visit to each ego, egos cut into tasks by
-// slots. Backward: one visit to each ego for grad_centroids and the coefficients of its slots, then
-// a gather over the transpose for grad_z. Nothing of size S x F is ever stored.
+// slots. Backward: one visit to each ego for the gradient of its centroids and what its members
+// need, then a gather over the transpose for grad_z. Nothing of size S x F is ever stored.
 #include <atomic>
 
+#include "pair_transport.h"
 #include "segments.h"
 #include "tables.h"
 #include "transport.h"
@@ -11,94 +12,176 @@ namespace dcgnn::cpu::DCGNN_ISA {
 namespace {
 
 template <class T, class Index>
-using EgoSolver = TransportSolver<T, GatheredRows<T, Index>>;
-
-template <class T, class Index>
-GatheredRows<T, Index> ego_rows(const Graph& graph, const T* z, int64_t channels, int64_t ego) {
+struct Egos {
+  const Graph& graph;
+  const Index* rowptr = index_array<Index>(graph.rowptr);
   const Index* member = index_array<Index>(graph.member);
-  return {z, channels, member + index_array<Index>(graph.rowptr)[ego], member + graph.num_slots};
-}
+
+  int64_t size(int64_t ego) const { return rowptr[ego + 1] - rowptr[ego]; }
+  GatheredRows<T, Index> rows(const T* z, int64_t channels, int64_t ego) const {
+    return {z, channels, member + rowptr[ego], member + graph.num_slots};
+  }
+  // Members ascend, so that halving finds the ego's own place.
+  int64_t own_row(int64_t ego) const {
+    int64_t low = rowptr[ego], high = rowptr[ego + 1];
+    while (high - low > 1) {
+      const int64_t middle = low + (high - low) / 2;
+      (member[middle] <= ego ? low : high) = middle;
+    }
+    return low - rowptr[ego];
+  }
+  PairStart<T> start(const T* z, const T* centroids, int64_t channels, int64_t ego) const {
+    if (centroids != nullptr) return {centroids + ego * 2 * channels, nullptr, 0};
+    return {nullptr, z + ego * channels, own_row(ego)};
+  }
+  // solve(solver, ego) for every ego, with solvers of this type.
+  template <class Solver, class Solve>
+  void for_each(const Transport& transport, const Executor& executor, const Solve& solve) const {
+    const SerialExecutor serial;
+    for_each_segment(
+        rowptr, graph.num_nodes, executor, [&] { return Solver(transport, serial); }, solve,
+        [&](int64_t ego) {
+          Solver solver(transport, executor);
+          solve(solver, ego);
+        });
+  }
+};
 
 template <class T, class Index>
 bool run_forward(const SinkhornForward& call, const Executor& executor) {
   using A = Acc<T>;
-  const Graph& graph = *call.graph;
+  using Rows = GatheredRows<T, Index>;
   const Transport& transport = call.transport;
   const int64_t clusters = transport.num_clusters, channels = transport.channels;
   const int64_t steps = transport.num_iters == 0 ? 1 : transport.num_iters;
-  const Index* rowptr = index_array<Index>(graph.rowptr);
+  const int64_t width = clusters * channels;
+  const Egos<T, Index> egos{*call.graph};
   const T* z = static_cast<const T*>(call.z);
+  const T* centroids = static_cast<const T*>(call.centroids);
   std::atomic<bool> finite{true};
-  const auto solve = [&](auto& solver, int64_t ego) {
-    const int64_t begin = rowptr[ego], width = clusters * channels;
-    const bool ok =
-        solver.forward(ego_rows<T, Index>(graph, z, channels, ego), rowptr[ego + 1] - begin,
-                       static_cast<const T*>(call.centroids) + ego * width,
-                       static_cast<T*>(call.assign) + begin * clusters,
-                       static_cast<T*>(call.clusters) + ego * width,
-                       static_cast<A*>(call.potentials) + ego * steps * clusters);
+  const auto solve = [&](auto& solver, int64_t ego, const auto& start) {
+    const bool ok = solver.forward(
+        egos.rows(z, channels, ego), egos.size(ego), start,
+        static_cast<T*>(call.assign) + egos.rowptr[ego] * clusters,
+        static_cast<T*>(call.clusters) + ego * width,
+        static_cast<A*>(call.potentials) + ego * steps * clusters);
     if (!ok) finite.store(false, std::memory_order_relaxed);
   };
-  const SerialExecutor serial;
-  for_each_segment(
-      rowptr, graph.num_nodes, executor, [&] { return EgoSolver<T, Index>(transport, serial); },
-      solve,
-      [&](int64_t ego) {
-        EgoSolver<T, Index> solver(transport, executor);
-        solve(solver, ego);
-      });
+  if (clusters == 2) {
+    egos.template for_each<PairSolver<T, Rows>>(transport, executor, [&](auto& solver, int64_t ego) {
+      solve(solver, ego, egos.start(z, centroids, channels, ego));
+    });
+  } else {
+    egos.template for_each<TransportSolver<T, Rows>>(
+        transport, executor,
+        [&](auto& solver, int64_t ego) { solve(solver, ego, centroids + ego * width); });
+  }
   return finite.load();
+}
+
+// The nodes' part of the backward: gather(entries, node, begin, end, sums) over the transpose.
+template <class T, class Index, class Fetch, class Gather, class Write>
+void gather_nodes(const Graph& graph, int64_t channels, const Executor& executor,
+                  const Fetch& fetch, const Gather& gather, const Write& write) {
+  const TransposeEntries<Index, Fetch> entries{index_array<Index>(graph.ego),
+                                               index_array<Index>(graph.slot), graph.num_slots,
+                                               fetch};
+  sum_segment_blocks<Acc<T>>(
+      index_array<Index>(graph.colptr), graph.num_nodes, channels, executor,
+      [&](int64_t node, int64_t begin, int64_t end, Acc<T>* sums) {
+        gather(entries, node, begin, end, sums);
+      },
+      write);
+}
+
+template <class T, class Index>
+void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
+  using A = Acc<T>;
+  const Transport& transport = call.transport;
+  const int64_t channels = transport.channels, width = pair_coefficients(transport);
+  const int64_t steps = transport.num_iters == 0 ? 1 : transport.num_iters;
+  const Egos<T, Index> egos{*call.graph};
+  const T* z = static_cast<const T*>(call.z);
+  const T* centroids = static_cast<const T*>(call.centroids);
+  const T* grad_assign = static_cast<const T*>(call.grad_assign);
+  const T* grad_clusters = static_cast<const T*>(call.grad_clusters);
+  A* coefficients = static_cast<A*>(call.coefficients);
+  T* table = static_cast<T*>(call.table);
+  T* grad_z = static_cast<T*>(call.grad_z);  // at first what a fresh ego's own row gets
+  const bool fresh = centroids == nullptr;
+  egos.template for_each<PairSolver<T, GatheredRows<T, Index>>>(
+      transport, executor, [&](auto& solver, int64_t ego) {
+        const int64_t begin = egos.rowptr[ego];
+        solver.backward(
+            egos.rows(z, channels, ego), egos.size(ego), egos.start(z, centroids, channels, ego),
+            static_cast<const A*>(call.potentials) + ego * steps * 2,
+            grad_assign == nullptr ? nullptr : grad_assign + begin * 2,
+            grad_clusters == nullptr ? nullptr : grad_clusters + ego * 2 * channels,
+            coefficients + begin * width, table + ego * kPairRows * channels,
+            fresh ? nullptr : static_cast<T*>(call.grad_centroids) + ego * 2 * channels,
+            grad_z + ego * channels);
+      });
+  const T* first_centroids = fresh ? z : centroids;
+  const int64_t first_stride = fresh ? channels : 2 * channels;
+  gather_nodes<T, Index>(
+      *call.graph, channels, executor,
+      [=](int64_t ego, int64_t slot) {
+        prefetch_row(table + ego * kPairRows * channels, kPairRows * channels);
+        __builtin_prefetch(coefficients + slot * width);
+      },
+      [&](const auto& entries, int64_t node, int64_t begin, int64_t end, A* sums) {
+        gather_pair_gradient(entries, begin, end, channels, width, coefficients, table,
+                             z + node * channels, first_centroids, first_stride, sums);
+      },
+      [&](int64_t node, A* sums) {
+        T* out = grad_z + node * channels;
+        for_each_slice<A, 1>(channels, [&](auto slice) {
+          const Vec<A> own = fresh ? slice.load(out, 0) : Vec<A>{};
+          slice.store(out, 0, own + slice.load(sums, 0));
+        });
+      });
 }
 
 template <class T, class Index>
 void run_backward(const SinkhornBackward& call, const Executor& executor) {
   using A = Acc<T>;
-  const Graph& graph = *call.graph;
   const Transport& transport = call.transport;
   const int64_t clusters = transport.num_clusters, channels = transport.channels;
   const int64_t width = clusters * channels;
   const int64_t steps = transport.num_iters == 0 ? 1 : transport.num_iters;
-  const Index* rowptr = index_array<Index>(graph.rowptr);
+  const Egos<T, Index> egos{*call.graph};
   const T* z = static_cast<const T*>(call.z);
   const T* centroids = static_cast<const T*>(call.centroids);
   const T* grad_assign = static_cast<const T*>(call.grad_assign);
   const T* grad_clusters = static_cast<const T*>(call.grad_clusters);
-  Buffer<A> buffer;
-  A* coefficients = buffer.reserve(graph.num_slots * 2 * clusters);
-  const auto solve = [&](auto& solver, int64_t ego) {
-    const int64_t begin = rowptr[ego];
-    solver.backward(
-        ego_rows<T, Index>(graph, z, channels, ego), rowptr[ego + 1] - begin,
-        centroids + ego * width, static_cast<const A*>(call.potentials) + ego * steps * clusters,
-        grad_assign == nullptr ? nullptr : grad_assign + begin * clusters,
-        grad_clusters == nullptr ? nullptr : grad_clusters + ego * width,
-        coefficients + begin * 2 * clusters, static_cast<T*>(call.grad_centroids) + ego * width);
-  };
-  const SerialExecutor serial;
-  for_each_segment(
-      rowptr, graph.num_nodes, executor, [&] { return EgoSolver<T, Index>(transport, serial); },
-      solve,
-      [&](int64_t ego) {
-        EgoSolver<T, Index> solver(transport, executor);
-        solve(solver, ego);
+  A* coefficients = static_cast<A*>(call.coefficients);
+  egos.template for_each<TransportSolver<T, GatheredRows<T, Index>>>(
+      transport, executor, [&](auto& solver, int64_t ego) {
+        const int64_t begin = egos.rowptr[ego];
+        solver.backward(egos.rows(z, channels, ego), egos.size(ego), centroids + ego * width,
+                        static_cast<const A*>(call.potentials) + ego * steps * clusters,
+                        grad_assign == nullptr ? nullptr : grad_assign + begin * clusters,
+                        grad_clusters == nullptr ? nullptr : grad_clusters + ego * width,
+                        coefficients + begin * 2 * clusters,
+                        static_cast<T*>(call.grad_centroids) + ego * width);
       });
-
-  const auto fetch = [&](int64_t ego, int64_t slot) {
-    prefetch_row(centroids + ego * width, width);
-    if (grad_clusters != nullptr) prefetch_row(grad_clusters + ego * width, width);
-    __builtin_prefetch(coefficients + slot * 2 * clusters);
-  };
-  const TransposeEntries<Index, decltype(fetch)> entries{
-      index_array<Index>(graph.ego), index_array<Index>(graph.slot), graph.num_slots, fetch};
-  sum_segments(index_array<Index>(graph.colptr), graph.num_nodes, channels,
-               static_cast<T*>(call.grad_z), executor,
-               [&](int64_t node, int64_t begin, int64_t end, A* sums) {
-                 const auto gather = grad_clusters == nullptr
-                                         ? gather_node_gradient<false, T, decltype(entries)>
-                                         : gather_node_gradient<true, T, decltype(entries)>;
-                 gather(entries, begin, end, clusters, channels, coefficients, z + node * channels,
-                        centroids, grad_clusters, sums);
-               });
+  gather_nodes<T, Index>(
+      *call.graph, channels, executor,
+      [=](int64_t ego, int64_t slot) {
+        prefetch_row(centroids + ego * width, width);
+        if (grad_clusters != nullptr) prefetch_row(grad_clusters + ego * width, width);
+        __builtin_prefetch(coefficients + slot * 2 * clusters);
+      },
+      [&](const auto& entries, int64_t node, int64_t begin, int64_t end, A* sums) {
+        using Entries = std::decay_t<decltype(entries)>;
+        const auto gather = grad_clusters == nullptr ? gather_node_gradient<false, T, Entries>
+                                                     : gather_node_gradient<true, T, Entries>;
+        gather(entries, begin, end, clusters, channels, coefficients, z + node * channels,
+               centroids, grad_clusters, sums);
+      },
+      [&](int64_t node, const A* sums) {
+        write_row(static_cast<T*>(call.grad_z) + node * channels, sums, channels);
+      });
 }
 
 }  // namespace
@@ -113,7 +196,11 @@ bool local_sinkhorn(const SinkhornForward& call, const Executor& executor) {
 
 void local_sinkhorn_backward(const SinkhornBackward& call, const Executor& executor) {
   with_types(call.dtype, *call.graph, [&](auto storage, auto index) {
-    run_backward<decltype(storage), decltype(index)>(call, executor);
+    if (call.transport.num_clusters == 2) {
+      run_pair_backward<decltype(storage), decltype(index)>(call, executor);
+    } else {
+      run_backward<decltype(storage), decltype(index)>(call, executor);
+    }
   });
 }
 

@@ -18,15 +18,16 @@ namespace dcgnn::cpu::DCGNN_ISA {
 template <class A>
 constexpr A kPairPeak = sizeof(A) == 4 ? A(20) : A(150);
 
-// history[t * 2 + j] = g_j after iteration t + 1; the logits columns become K P.
+// history[t * 2 + j] = g_j after iteration t + 1; the logits columns become K P; sums[j] = S_j of
+// the plan.
 template <class A>
-void pair_forward(Problem<A>& problem, A* history) {
+void pair_forward(Problem<A>& problem, A* history, A (&sums)[2]) {
   const int64_t num_iters = problem.transport().num_iters, stride = problem.stride();
   const A rows = static_cast<A>(problem.rows());
   A potential[2] = {1, 1};  // exp(g)
-  A ratio = 1, sums[2] = {1, 1};
+  A ratio = 1;              // exp(g_1 - g_2)
   for (int64_t t = 0; t < num_iters; ++t) {
-    ratio = potential[0] / potential[1];
+    if (t > 0) ratio *= sums[1] / sums[0];
     problem.sum_blocks(2, sums, [&](int64_t block, A* partial) {
       A* column = problem.logits(block);
       Vec<A> first = {}, second = {};
@@ -37,7 +38,7 @@ void pair_forward(Problem<A>& problem, A* history) {
           store(column + u, weight);
         }
         weight *= ratio;
-        const Vec<A> r = select<A>(live, A(1) / (A(1) + weight), Vec<A>{});
+        const Vec<A> r = select<A>(live, reciprocal<A>(A(1) + weight), Vec<A>{});
         first += select<A>(live, weight * r, Vec<A>{});
         second += r;
       });
@@ -51,13 +52,14 @@ void pair_forward(Problem<A>& problem, A* history) {
   }
   for_each_slice<A, 1>(
       2 * num_iters, [&](auto slice) { slice.store(history, 0, vlog<A>(slice.load(history, 0))); });
+  const A inverse[2] = {A(1) / sums[0], A(1) / sums[1]};
   problem.for_each_block([&](int64_t block) {
     A* column = problem.logits(block);
     for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A>) {
       const Vec<A> weight = load(column + u) * ratio;
-      const Vec<A> r = A(1) / (A(1) + weight);
-      store(column + u, weight * r * (A(1) / sums[0]));
-      store(column + stride + u, r * (A(1) / sums[1]));
+      const Vec<A> r = reciprocal<A>(A(1) + weight);
+      store(column + u, weight * r * inverse[0]);
+      store(column + stride + u, r * inverse[1]);
     });
   });
 }
@@ -84,7 +86,7 @@ void pair_sums(Problem<A>& problem, A t, A (&sums)[3]) {
 // Newton on sum_u R_u1(t) = sum_u R_u2(t), which increases in t, kept inside a shrinking bracket by
 // bisection. potentials[j] = g_j with g_1 + g_2 = 0; the logits columns become K P.
 template <class A>
-void pair_converge(Problem<A>& problem, A* potentials) {
+void pair_converge(Problem<A>& problem, A* potentials, A (&plan_sums)[2]) {
   const int64_t stride = problem.stride();
   const A rows = static_cast<A>(problem.rows());
   A bracket[2];  // max s, max -s
@@ -120,6 +122,7 @@ void pair_converge(Problem<A>& problem, A* potentials) {
   }
   potentials[0] = t / 2;
   potentials[1] = -t / 2;
+  for (int j = 0; j < 2; ++j) plan_sums[j] = sums[j];
   problem.for_each_block([&](int64_t block) {
     A* column = problem.logits(block);
     for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A>) {
@@ -131,82 +134,106 @@ void pair_converge(Problem<A>& problem, A* potentials) {
   });
 }
 
-// values: dP in, dL out; weights: K P out. The logits columns keep s.
-//   start:  W = P dP, dg_j = sum_u W_uj;  then for t = T .. 1, with Q_uj = R_uj / S_j (Q = K P at
-//   T): df_u = [t = T] sum_j W_uj - sum_j Q_uj dg_j;  dL_uj -= Q_uj dg_j + R_uj df_u;  dg_j <-
-//   -sum_u R_uj df_u
+// g_j after k iterations, and S_j at that g, from the history of the iterations.
 template <class A>
-void pair_backward(Problem<A>& problem, const A* history) {
+struct PairHistory {
+  const A* values;
+  A rows;
+  A potential(int64_t k, int j) const { return k == 0 ? A(0) : values[2 * (k - 1) + j]; }
+  A ratio(int64_t k) const { return std::exp(potential(k, 0) - potential(k, 1)); }
+  A sum(int64_t k, int j) const {
+    return rows / A(2) * std::exp(potential(k, j) - potential(k + 1, j));
+  }
+};
+
+// values: the gradients a and b of K P_u1 and K P_u2 in, ds in the first column out; weights: K P
+// out; sums as in pair_forward. The logits keep s in the first column and lose the second.
+//
+// With Q_j = R_j / S_j, at t = t_(T-1):  ds_u = Q_1 R_2 (a_u - sum(Q_1 a)) - Q_2 R_1 (b_u - sum(Q_2
+// b)), and dt = sum(ds). Then t_(k+1) = t_k + log(S_2 / S_1) for k = T-2 .. 0, at t_k:
+//   x_u = -dt (Q_1 R_2 + Q_2 R_1);  ds_u += x_u;  dt += sum(x).
+template <class A>
+void pair_backward(Problem<A>& problem, const A* history, A (&sums)[2]) {
   const int64_t num_iters = problem.transport().num_iters, stride = problem.stride();
-  const A rows = static_cast<A>(problem.rows());
-  const A start[2] = {0, 0};
-  A gradient[2], inverse[2];
-  for (int64_t t = num_iters; t >= 0; --t) {
-    // The pass t = T (counted from 0) starts W and dg; the passes below are the iterations T .. 1.
-    const bool first_pass = t == num_iters;
-    const int64_t iteration = first_pass ? num_iters - 1 : t;
-    const A* after = history + 2 * iteration;
-    const A* before = iteration == 0 ? start : after - 2;
-    for (int j = 0; j < 2; ++j) inverse[j] = A(2) / rows * std::exp(after[j] - before[j]);
-    const A shift = before[0] - before[1];
-    const bool last_iteration = iteration == num_iters - 1;
-    A sums[2];
-    problem.sum_blocks(2, sums, [&](int64_t block, A* partial) {
-      const A* column = problem.logits(block);
-      A* values = problem.values(block);
-      A* weights = problem.weights(block);
-      Vec<A> total[2] = {};
-      for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A> live) {
-        Vec<A> r[2];
-        sigmoid_pair<A>(load(column + u) + shift, r[0], r[1]);
-        const Vec<A> q[2] = {r[0] * inverse[0], r[1] * inverse[1]};
-        Vec<A> w[2] = {load(values + u), load(values + stride + u)};
-        if (first_pass) {
-          for (int j = 0; j < 2; ++j) {
-            store(weights + j * stride + u, q[j]);
-            w[j] *= q[j] * A(0.5);
-            total[j] += select<A>(live, w[j], Vec<A>{});
-          }
-        } else {
-          Vec<A> df = -(q[0] * gradient[0] + q[1] * gradient[1]);
-          if (last_iteration) df += w[0] + w[1];
-          for (int j = 0; j < 2; ++j) {
-            w[j] -= q[j] * gradient[j] + r[j] * df;
-            total[j] -= select<A>(live, r[j] * df, Vec<A>{});
-          }
-        }
-        for (int j = 0; j < 2; ++j) store(values + j * stride + u, w[j]);
-      });
-      for (int j = 0; j < 2; ++j) partial[j] = reduce_add<A>(total[j]);
+  const PairHistory<A> past{history, static_cast<A>(problem.rows())};
+  const A plan_ratio = past.ratio(num_iters - 1);
+  for (int j = 0; j < 2; ++j) sums[j] = past.sum(num_iters - 1, j);
+  const A inverse[2] = {A(1) / sums[0], A(1) / sums[1]};
+
+  A means[2];  // sum(Q_1 a), sum(Q_2 b)
+  problem.sum_blocks(2, means, [&](int64_t block, A* partial) {
+    A* column = problem.logits(block);
+    const A* values = problem.values(block);
+    A* weights = problem.weights(block);
+    Vec<A> first = {}, second = {};
+    for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A> live) {
+      const Vec<A> weight = vexp<A>(load(column + u));
+      store(column + stride + u, weight);
+      const Vec<A> r = reciprocal<A>(A(1) + weight * plan_ratio);
+      const Vec<A> q1 = weight * plan_ratio * r * inverse[0], q2 = r * inverse[1];
+      store(weights + u, q1);
+      store(weights + stride + u, q2);
+      first += select<A>(live, q1 * load(values + u), Vec<A>{});
+      second += select<A>(live, q2 * load(values + stride + u), Vec<A>{});
     });
-    for (int j = 0; j < 2; ++j) gradient[j] = sums[j];
+    partial[0] = reduce_add<A>(first);
+    partial[1] = reduce_add<A>(second);
+  });
+
+  A shift_gradient = 0, moved = 0;  // dt, and what a pass adds to it
+  for (int64_t k = num_iters - 1; k >= 0; --k) {
+    const bool plan = k == num_iters - 1;
+    const A ratio = past.ratio(k);
+    const A both = A(1) / past.sum(k, 0) + A(1) / past.sum(k, 1);
+    problem.sum_blocks(1, &moved, [&](int64_t block, A* partial) {
+      const A* exponentials = problem.logits(block) + stride;
+      A* values = problem.values(block);
+      Vec<A> sum = {};
+      for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A> live) {
+        const Vec<A> weight = load(exponentials + u) * ratio;
+        const Vec<A> r2 = reciprocal<A>(A(1) + weight);
+        const Vec<A> r1 = weight * r2;
+        Vec<A> gradient;
+        if (plan) {
+          gradient = r1 * inverse[0] * r2 * (load(values + u) - means[0]) -
+                     r2 * inverse[1] * r1 * (load(values + stride + u) - means[1]);
+          store(values + u, gradient);
+        } else {
+          gradient = -shift_gradient * (r1 * r2 * both);
+          store(values + u, load(values + u) + gradient);
+        }
+        sum += select<A>(live, gradient, Vec<A>{});
+      });
+      *partial = reduce_add<A>(sum);
+    });
+    shift_gradient += moved;
   }
 }
 
-// The implicit gradient of the converged problem. With v = dP / n the direct part of dg_1 is
-// sum_u R_u1 R_u2 (v_u1 - v_u2), and the constraint takes back its weighted mean y:
-//   dL_u1 = R_u1 R_u2 (v_u1 - v_u2 - y) = -dL_u2,   y = sum(R_1 R_2 (v_1 - v_2)) / sum(R_1 R_2).
+// The same for the converged problem, by the implicit gradient: t must keep sum(R_1 - R_2) = 0,
+//   ds_u = 2/n R_u1 R_u2 (a_u - b_u - y),   y = sum(R_1 R_2 (a - b)) / sum(R_1 R_2).
 template <class A>
-void pair_converged_backward(Problem<A>& problem, const A* potentials) {
+void pair_converged_backward(Problem<A>& problem, const A* potentials, A (&sums)[2]) {
   const int64_t stride = problem.stride();
-  const A inverse_rows = A(1) / static_cast<A>(problem.rows());
+  const A share = A(2) / static_cast<A>(problem.rows());
   const A t = potentials[0] - potentials[1];
-  A sums[4];  // S_1, S_2, sum R_1 R_2, sum R_1 R_2 (v_1 - v_2)
-  problem.sum_blocks(4, sums, [&](int64_t block, A* partial) {
+  A totals[4];  // S_1, S_2, sum R_1 R_2, sum R_1 R_2 (a - b)
+  problem.sum_blocks(4, totals, [&](int64_t block, A* partial) {
     const A* column = problem.logits(block);
     A* values = problem.values(block);
     Vec<A> total[4] = {};
     for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A> live) {
       Vec<A> r1, r2;
       sigmoid_pair<A>(load(column + u) + t, r1, r2);
-      const Vec<A> v = (load(values + u) - load(values + stride + u)) * inverse_rows;
+      const Vec<A> v = load(values + u) - load(values + stride + u);
       store(values + u, v);
       const Vec<A> terms[4] = {r1, r2, r1 * r2, r1 * r2 * v};
       for (int k = 0; k < 4; ++k) total[k] += select<A>(live, terms[k], Vec<A>{});
     });
     for (int k = 0; k < 4; ++k) partial[k] = reduce_add<A>(total[k]);
   });
-  const A y = sums[2] > 0 ? sums[3] / sums[2] : A(0);
+  for (int j = 0; j < 2; ++j) sums[j] = totals[j];
+  const A y = totals[2] > 0 ? totals[3] / totals[2] : A(0);
   problem.for_each_block([&](int64_t block) {
     const A* column = problem.logits(block);
     A* values = problem.values(block);
@@ -214,11 +241,9 @@ void pair_converged_backward(Problem<A>& problem, const A* potentials) {
     for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A>) {
       Vec<A> r1, r2;
       sigmoid_pair<A>(load(column + u) + t, r1, r2);
-      const Vec<A> gradient = r1 * r2 * (load(values + u) - y);
-      store(values + u, gradient);
-      store(values + stride + u, -gradient);
-      store(weights + u, r1 / sums[0]);
-      store(weights + stride + u, r2 / sums[1]);
+      store(values + u, share * r1 * r2 * (load(values + u) - y));
+      store(weights + u, r1 / totals[0]);
+      store(weights + stride + u, r2 / totals[1]);
     });
   });
 }

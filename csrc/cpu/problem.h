@@ -29,7 +29,8 @@ class Problem {
     rows_ = rows;
     num_blocks_ = (rows + kBlockRows - 1) / kBlockRows;
     const int64_t longest = rows < kBlockRows ? rows : kBlockRows;
-    stride_ = (longest + kLanes<A> - 1) / kLanes<A> * kLanes<A>;
+    constexpr int64_t kPad = kLanes<A> < kPaddedRows ? kPaddedRows : kLanes<A>;
+    stride_ = (longest + kPad - 1) / kPad * kPad;
     num_columns_ = (backward ? 3 : 1) * clusters() + 1;
     columns_.reserve(num_blocks_ * num_columns_ * stride_);
   }

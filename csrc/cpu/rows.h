@@ -59,11 +59,13 @@ DCGNN_INLINE void for_each_slice(int64_t channels, const Visit& visit) {
   if (first < channels) visit(TailSlice<A>{first, static_cast<int>(channels - first)});
 }
 
+// One line in four: the processor fetches the neighbours by itself, and asking for all of them
+// takes the slots of other rows.
 template <class T>
 DCGNN_INLINE void prefetch_row(const T* row, int64_t count) {
   const char* bytes = reinterpret_cast<const char*>(row);
   const int64_t size = count * static_cast<int64_t>(sizeof(T));
-  for (int64_t b = 0; b < size; b += 64) __builtin_prefetch(bytes + b);
+  for (int64_t b = 0; b < size; b += 256) __builtin_prefetch(bytes + b);
 }
 
 // A random row costs a cache miss or two; asking for it this many rows ahead hides most of it.
@@ -97,92 +99,126 @@ struct ConsecutiveRows {
   ConsecutiveRows from(int64_t k) const { return {base + k * channels, channels}; }
 };
 
-// Terms of a row reduction: with vectors a (and b) of the same width as the row z,
-struct SquaredDistance {  // (z - a)^2
+// Sums over the channels of a row z, with kVectors vectors of the same width:
+template <int NC>
+struct SquaredDistances {  // |z - a_c|^2
+  static constexpr int kVectors = NC, kSums = NC;
   template <class V>
-  static DCGNN_INLINE V add(V sum, V z, V a, V) {
-    const V difference = z - a;
-    return sum + difference * difference;
+  static DCGNN_INLINE void add(V* sums, V z, const V* a) {
+    for (int c = 0; c < NC; ++c) {
+      const V difference = z - a[c];
+      sums[c] += difference * difference;
+    }
   }
 };
-struct Dot {  // z a
+template <int NC>
+struct Dots {  // z . a_c
+  static constexpr int kVectors = NC, kSums = NC;
   template <class V>
-  static DCGNN_INLINE V add(V sum, V z, V a, V) {
-    return sum + z * a;
+  static DCGNN_INLINE void add(V* sums, V z, const V* a) {
+    for (int c = 0; c < NC; ++c) sums[c] += z * a[c];
   }
 };
-struct CentredDot {  // (z - b) a
+struct CentredDot {  // (z - a_0) . a_1
+  static constexpr int kVectors = 2, kSums = 1;
   template <class V>
-  static DCGNN_INLINE V add(V sum, V z, V a, V b) {
-    return sum + (z - b) * a;
+  static DCGNN_INLINE void add(V* sums, V z, const V* a) {
+    sums[0] += (z - a[0]) * a[1];
+  }
+};
+struct CentredSquareAndDot {  // |z - a_0|^2 and (z - a_0) . a_1
+  static constexpr int kVectors = 2, kSums = 2;
+  template <class V>
+  static DCGNN_INLINE void add(V* sums, V z, const V* a) {
+    const V difference = z - a[0];
+    sums[0] += difference * difference;
+    sums[1] += difference * a[1];
   }
 };
 
-// out[c * stride + k] = sum over the channels of Term(row k, a + c * F, b), for NC vectors a at
-// once.
-template <class Term, int NC, bool kPrefetch, class Rows, class T, class A>
-void reduce_rows(const Rows& rows, int64_t count, const T* a, const T* b, A* out, int64_t stride) {
+// out[c * stride + k] = sum c of row k. The rows go eight sums at a time through the same
+// instructions, the last row repeated, so that equal rows give equal bits wherever they stand; a
+// column has room for a count rounded up to kPaddedRows.
+template <class Sums, bool kPrefetch, class Rows, class V, class A>
+void reduce_rows(const Rows& rows, int64_t count, const V* vectors, A* out, int64_t stride) {
+  constexpr int NC = Sums::kSums, kRows = 8 / NC;
   const int64_t channels = rows.channels;
   if (channels == 0) {
     for (int c = 0; c < NC; ++c) {
       for (int64_t k = 0; k < count; ++k) out[c * stride + k] = 0;
     }
   }
-  constexpr int kMax = kVectorRegisters / 4 / (NC > 2 ? 2 : 1);
+  constexpr int kMax = kVectorRegisters / 4 / (Sums::kVectors > 2 ? 2 : 1);
   for_each_slice<A, kMax>(channels, [&](auto slice) {
     constexpr int NV = decltype(slice)::kVectors;
-    Vec<A> left[NC][NV], right[NV];
+    Vec<A> fixed[NV][Sums::kVectors];
     for (int v = 0; v < NV; ++v) {
-      right[v] = b == nullptr ? Vec<A>{} : slice.load(b, v);
-      for (int c = 0; c < NC; ++c) left[c][v] = slice.load(a + c * channels, v);
+      for (int c = 0; c < Sums::kVectors; ++c) fixed[v][c] = slice.load(vectors + c * channels, v);
     }
-    for (int64_t k = 0; k < count; ++k) {
-      if (kPrefetch && slice.first == 0) rows.prefetch(k);
-      const auto* row = rows.row(k);
-      Vec<A> sums[NC] = {};
-      for (int v = 0; v < NV; ++v) {
-        const Vec<A> z = slice.load(row, v);
-        for (int c = 0; c < NC; ++c) sums[c] = Term::add(sums[c], z, left[c][v], right[v]);
+    for (int64_t k = 0; k < count; k += kRows) {
+      Vec<A> sums[8];  // [c][row]
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t index = k + r < count ? k + r : count - 1;
+        if (kPrefetch && slice.first == 0) rows.prefetch(index);
+        const auto* row = rows.row(index);
+        Vec<A> own[NC] = {};
+        for (int v = 0; v < NV; ++v) Sums::add(own, slice.load(row, v), fixed[v]);
+        for (int c = 0; c < NC; ++c) sums[c * kRows + r] = own[c];
       }
-      A totals[NC];
-      if constexpr (NC == 1) totals[0] = reduce_add<A>(sums[0]);
-      for (int c = 0; c + 1 < NC; c += 2) {
-        reduce_add_two<A>(sums[c], sums[c + 1], totals[c], totals[c + 1]);
-      }
+      A totals[8];
+      reduce_add_eight<A>(sums, totals);
       for (int c = 0; c < NC; ++c) {
-        A* value = out + c * stride + k;
-        *value = slice.first == 0 ? totals[c] : *value + totals[c];
+        A* values = out + c * stride + k;
+        for (int r = 0; r < kRows; ++r) {
+          const A total = totals[c * kRows + r];
+          values[r] = slice.first == 0 ? total : values[r] + total;
+        }
       }
     }
   });
 }
 
 // The same for any number of vectors, four, two or one at a time. Only the first visit prefetches.
-template <class Term, bool kPrefetch, class Rows, class T, class A>
-void reduce_rows_by_all(const Rows& rows, int64_t count, const T* vectors, int64_t num_vectors,
+template <template <int> class Sums, bool kPrefetch, class Rows, class V, class A>
+void reduce_rows_by_all(const Rows& rows, int64_t count, const V* vectors, int64_t num_vectors,
                         A* out, int64_t stride) {
-  const T* none = nullptr;
   int64_t c = 0;
   const auto part = [&](auto size) {
-    constexpr int NC = decltype(size)::value;
-    const T* a = vectors + c * rows.channels;
+    using Part = Sums<decltype(size)::value>;
+    const V* a = vectors + c * rows.channels;
     if (kPrefetch && c == 0) {
-      reduce_rows<Term, NC, true>(rows, count, a, none, out + c * stride, stride);
+      reduce_rows<Part, true>(rows, count, a, out + c * stride, stride);
     } else {
-      reduce_rows<Term, NC, false>(rows, count, a, none, out + c * stride, stride);
+      reduce_rows<Part, false>(rows, count, a, out + c * stride, stride);
     }
-    c += NC;
+    c += decltype(size)::value;
   };
   while (num_vectors - c >= 4) part(std::integral_constant<int, 4>{});
   if (num_vectors - c >= 2) part(std::integral_constant<int, 2>{});
   if (num_vectors - c >= 1) part(std::integral_constant<int, 1>{});
 }
 
+// sums = rows 0 .. count - 1 without the one at `skip`.
+template <class Rows, class A>
+void sum_rows(const Rows& rows, int64_t count, int64_t skip, A* sums) {
+  for_each_slice<A, kVectorRegisters / 4>(rows.channels, [&](auto slice) {
+    constexpr int NV = decltype(slice)::kVectors;
+    Vec<A> acc[NV] = {};
+    for (int64_t k = 0; k < count; ++k) {
+      if (slice.first == 0) rows.prefetch(k);
+      if (k == skip) continue;
+      for (int v = 0; v < NV; ++v) acc[v] += slice.load(rows.row(k), v);
+    }
+    for (int v = 0; v < NV; ++v) slice.store(sums, v, acc[v]);
+  });
+}
+
 // sums[c * F + f] = sum_k weights[c * stride + k] (row_k[f] - centres[c * F + f]); not kCentred:
 // centres 0.
-template <int NC, bool kCentred, class Rows, class T, class A>
+template <int NC, bool kCentred, class Rows, class V, class A>
 void weighted_sums(const Rows& rows, int64_t count, const A* weights, int64_t stride,
-                   const T* centres, A* sums) {
+                   const V* centres, A* sums) {
   const int64_t channels = rows.channels;
   constexpr int kMax = kVectorRegisters / 4;
   for_each_slice<A, kMax>(channels, [&](auto slice) {

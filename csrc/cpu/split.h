@@ -16,8 +16,10 @@
 namespace dcgnn::cpu::DCGNN_ISA {
 
 constexpr int64_t kBlockRows = 2048;
+constexpr int64_t kPaddedRows = 8;  // columns of rows are written in groups of up to so many
 constexpr int64_t kChunkSlots = 2048;
 constexpr int64_t kHubSlots = 4 * kBlockRows;
+static_assert(kBlockRows % kPaddedRows == 0);
 static_assert(kHubSlots >= kChunkSlots, "a hub must contain a chunk boundary to be found");
 
 // Aligned, growing, uninitialised memory; kept by a thread over all of its segments.

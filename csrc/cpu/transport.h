@@ -1,4 +1,4 @@
-// One transport problem from rows to clusters, and back.
+// One transport problem from rows to clusters, and back, for any K but 2 (see pair_transport.h).
 //
 // Forward: costs (the one visit that prefetches), Sinkhorn on the logits in cache, assign = P and
 // clusters_j = sum_u K P_uj z_u from rows that the first visit brought in.
@@ -10,7 +10,6 @@
 #include "converge.h"
 #include "cost.h"
 #include "log_sinkhorn.h"
-#include "pair_sinkhorn.h"
 #include "rows.h"
 
 namespace dcgnn::cpu::DCGNN_ISA {
@@ -27,19 +26,10 @@ class TransportSolver {
   bool forward(const Rows& rows, int64_t num_rows, const T* centroids, T* assign, T* clusters,
                A* potentials) {
     problem_.reset(num_rows, /*backward=*/false);
-    const CostState<A> state =
-        fill_logits<false>(problem_, rows, centroids, axis_.reserve(2 * transport_.channels));
-    if (!state.finite) return false;
+    if (!fill_logits<false>(problem_, rows, centroids).finite) return false;
     if (transport_.num_iters == 0) {
-      if (is_pair()) {
-        pair_converge(problem_, potentials);
-      } else {
-        log_converge(problem_, potentials, scratch_, system_);
-      }
-    } else if (is_pair() && state.peak <= kPairPeak<A>) {
-      pair_forward(problem_, potentials);
+      log_converge(problem_, potentials, scratch_, system_);
     } else {
-      complete_pair_logits();
       log_forward(problem_, potentials, scratch_);
     }
     write_forward(rows, assign, clusters);
@@ -50,19 +40,11 @@ class TransportSolver {
   void backward(const Rows& rows, int64_t num_rows, const T* centroids, const A* potentials,
                 const T* grad_assign, const T* grad_clusters, A* coefficients, T* grad_centroids) {
     problem_.reset(num_rows, /*backward=*/true);
-    const CostState<A> state =
-        fill_logits<true>(problem_, rows, centroids, axis_.reserve(2 * transport_.channels));
+    const CostState<A> state = fill_logits<true>(problem_, rows, centroids);
     fill_assign_gradient(rows, grad_assign, grad_clusters);
     if (transport_.num_iters == 0) {
-      if (is_pair()) {
-        pair_converged_backward(problem_, potentials);
-      } else {
-        log_converged_backward(problem_, potentials, scratch_, system_);
-      }
-    } else if (is_pair() && state.peak <= kPairPeak<A>) {
-      pair_backward(problem_, potentials);
+      log_converged_backward(problem_, potentials, scratch_, system_);
     } else {
-      complete_pair_logits();
       log_backward(problem_, potentials, scratch_);
     }
     logit_gradient_to_cost(problem_, state);
@@ -70,18 +52,6 @@ class TransportSolver {
   }
 
  private:
-  bool is_pair() const { return transport_.num_clusters == 2; }
-
-  // The log domain wants a column for each cluster: L = (s, 0) is as good as (L_1, L_2).
-  void complete_pair_logits() {
-    if (!is_pair()) return;
-    problem_.for_each_block([&](int64_t block) {
-      A* second = problem_.logits(block) + problem_.stride();
-      for_each_vector<A>(problem_.block_rows(block),
-                         [&](int64_t u, Mask<A>) { store(second + u, Vec<A>{}); });
-    });
-  }
-
   void write_forward(const Rows& rows, T* assign, T* clusters) {
     const int64_t num_clusters = transport_.num_clusters, channels = transport_.channels;
     const int64_t width = num_clusters * channels, stride = problem_.stride();
@@ -91,17 +61,9 @@ class TransportSolver {
       const int64_t count = problem_.block_rows(block);
       const A* weights = problem_.logits(block);
       T* out = assign + block * kBlockRows * num_clusters;
-      if (is_pair()) {  // the count of columns at compile time lets the compiler interleave vectors
-        for (int64_t u = 0; u < count; ++u) {
-          for (int64_t j = 0; j < 2; ++j) {
-            out[u * 2 + j] = from_acc<T>(weights[j * stride + u] * inverse_clusters);
-          }
-        }
-      } else {
-        for (int64_t u = 0; u < count; ++u) {
-          for (int64_t j = 0; j < num_clusters; ++j) {
-            out[u * num_clusters + j] = from_acc<T>(weights[j * stride + u] * inverse_clusters);
-          }
+      for (int64_t u = 0; u < count; ++u) {
+        for (int64_t j = 0; j < num_clusters; ++j) {
+          out[u * num_clusters + j] = from_acc<T>(weights[j * stride + u] * inverse_clusters);
         }
       }
       weighted_sums_of_all<false>(rows.from(block * kBlockRows), count, weights, stride,
@@ -118,7 +80,7 @@ class TransportSolver {
       const int64_t count = problem_.block_rows(block);
       A* values = problem_.values(block);
       if (grad_clusters != nullptr) {
-        reduce_rows_by_all<Dot, false>(rows.from(block * kBlockRows), count, grad_clusters,
+        reduce_rows_by_all<Dots, false>(rows.from(block * kBlockRows), count, grad_clusters,
                                        num_clusters, values, stride);
       }
       const T* given =
@@ -156,7 +118,7 @@ class TransportSolver {
 
   const Transport& transport_;
   Problem<A> problem_;
-  Buffer<A> axis_, scratch_, sums_;
+  Buffer<A> scratch_, sums_;
   Buffer<double> system_;
 };
 

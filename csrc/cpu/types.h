@@ -72,7 +72,21 @@ struct Transport {
   int64_t max_iters;  // only to convergence
 };
 
-// For the global problem graph is null and there is one problem with num_nodes rows.
+// What a backward keeps for its gather over the transpose: so many numbers (float, or double for
+// float64) for every slot, and so many rows of the storage type for every problem.
+constexpr int64_t kPairRows = 3;
+inline int64_t pair_coefficients(const Transport& transport) {
+  return transport.cost_scale == CostScale::kNone ? 2 : 3;
+}
+inline int64_t slot_coefficients(const Transport& transport) {
+  return transport.num_clusters == 2 ? pair_coefficients(transport) : 2 * transport.num_clusters;
+}
+inline int64_t table_rows(const Transport& transport) {
+  return transport.num_clusters == 2 ? kPairRows : 0;
+}
+
+// For the global problem graph is null and there is one problem with num_nodes rows. Without
+// centroids the egos start fresh (K = 2 only): at the node itself and the mean of its neighbours.
 // Returns false when a cost is not finite; the outputs are then meaningless.
 struct SinkhornForward {
   Transport transport;
@@ -80,9 +94,9 @@ struct SinkhornForward {
   const Graph* graph;
   int64_t num_nodes;
   const void* z;          // [N, F]
-  const void* centroids;  // [N, K, F], global [Omega, F]
+  const void* centroids;  // [N, K, F], global [Omega, F]; or null
   void* assign;           // [S, K], global [N, Omega]
-  void* clusters;         // like centroids
+  void* clusters;         // [N, K, F], global [Omega, F]
   void* potentials;       // [N, T, K], global [T, Omega]; float, or double for float64
 };
 
@@ -96,9 +110,13 @@ struct SinkhornBackward {
   const void* z;
   const void* centroids;
   const void* potentials;
+  void* coefficients;  // scratch: [S, slot_coefficients()], global [N, ..]
+  void* table;         // scratch: [N, table_rows(), F], global [1, ..]
   void* grad_z;
-  void* grad_centroids;
+  void* grad_centroids;  // null where centroids is
 };
+
+enum class Activation { kNone, kRelu, kTanh };
 
 // The dense part of a node update; all pointers null: the plain broadcast.
 struct NodeUpdate {
@@ -111,9 +129,11 @@ struct NodeUpdate {
   const void* x_factor;
   const void* global_factor;
   const void* local_factor;
+  Activation activation;  // of the whole sum
 };
 
-// out_i = a_i x_i + b_i sum_j P^Omega_ij M^Omega_j + c_i sum_{egos u of i} w_u sum_j P^u_ij C^u_j
+// out_i = activation(a_i x_i + b_i sum_j P^Omega_ij M^Omega_j + c_i sum_{egos u of i} w_u sum_j
+// P^u_ij C^u_j). The backward starts at the gradient of the sum.
 struct ScatterForward {
   DType dtype;
   const Graph* graph;

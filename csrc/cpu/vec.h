@@ -212,28 +212,35 @@ DCGNN_INLINE A reduce_add(Vec<A> v) {
   return lanes[0];
 }
 
-// The sums of two vectors; together they need fewer shuffles than one after the other.
+// The sums of eight vectors; together they need half the shuffles of eight sums one by one.
 template <class A>
-DCGNN_INLINE void reduce_add_two(Vec<A> a, Vec<A> b, A& sum_a, A& sum_b) {
-#if defined(__AVX2__)
-  if constexpr (std::is_same_v<A, float>) {
+DCGNN_INLINE void reduce_add_eight(const Vec<A> (&v)[8], A (&sums)[8]) {
 #if defined(__AVX512DQ__)
-    const __m256 low = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-    const __m256 high = _mm256_add_ps(_mm512_castps512_ps256(b), _mm512_extractf32x8_ps(b, 1));
-#else
-    const __m256 low = a, high = b;
-#endif
-    const __m256 pairs =
-        _mm256_add_ps(_mm256_unpacklo_ps(low, high), _mm256_unpackhi_ps(low, high));
-    __m128 quad = _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
-    quad = _mm_add_ps(quad, _mm_movehl_ps(quad, quad));
-    sum_a = _mm_cvtss_f32(quad);
-    sum_b = _mm_cvtss_f32(_mm_movehdup_ps(quad));
+  if constexpr (std::is_same_v<A, float>) {
+    const auto halves = [](__m512 a, __m512 b) {  // lanes: a a b b, each the sum of two
+      return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    };
+    const auto quarters = [](__m512 a, __m512 b) {
+      return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+    };
+    const __m512 low = quarters(halves(v[0], v[1]), halves(v[2], v[3]));
+    const __m512 high = quarters(halves(v[4], v[5]), halves(v[6], v[7]));
+    const __m512 pairs = _mm512_add_ps(_mm512_unpacklo_ps(low, high), _mm512_unpackhi_ps(low, high));
+    const __m512 all = _mm512_add_ps(pairs, _mm512_shuffle_ps(pairs, pairs, 0x4e));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, all)));
+    return;
+  }
+#elif defined(__AVX2__)
+  if constexpr (std::is_same_v<A, float>) {
+    const __m256 low = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+    const __m256 high = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+    _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20),
+                                         _mm256_permute2f128_ps(low, high, 0x31)));
     return;
   }
 #endif
-  sum_a = reduce_add<A>(a);
-  sum_b = reduce_add<A>(b);
+  for (int k = 0; k < 8; ++k) sums[k] = reduce_add<A>(v[k]);
 }
 
 template <class A>
@@ -249,6 +256,18 @@ DCGNN_INLINE A reduce_max(Vec<A> v) {
       lanes[c] = lanes[c] > lanes[c + half] ? lanes[c] : lanes[c + half];
   }
   return lanes[0];
+}
+
+// 1 / x for a normal x, to about a unit in the last place: float division is slow on wide vectors.
+template <class A>
+DCGNN_INLINE Vec<A> reciprocal(Vec<A> x) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float>) {
+    const Vec<A> guess = _mm512_rcp14_ps(x);
+    return guess * (A(2) - x * guess);
+  }
+#endif
+  return A(1) / x;
 }
 
 // True in the lanes 0 .. count-1: rows of a block come in whole vectors, the last one is not full.
@@ -269,7 +288,7 @@ struct FloatBits;
 template <>
 struct FloatBits<float> {
   using Int = int32_t;
-  static constexpr int kMantissa = 23, kBias = 127, kExpTerms = 7, kLogTerms = 6;
+  static constexpr int kMantissa = 23, kBias = 127, kExpTerms = 7, kLogTerms = 6, kTanhTerms = 5;
   static constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
   static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
   static constexpr float kExpMin = -87.3f, kExpMax = 88.f;
@@ -278,7 +297,7 @@ struct FloatBits<float> {
 template <>
 struct FloatBits<double> {
   using Int = int64_t;
-  static constexpr int kMantissa = 52, kBias = 1023, kExpTerms = 13, kLogTerms = 12;
+  static constexpr int kMantissa = 52, kBias = 1023, kExpTerms = 13, kLogTerms = 12, kTanhTerms = 9;
   static constexpr double kRound = 6755399441055744.;  // 1.5 * 2^52
   static constexpr double kLn2High = 0x1.62e42feep-1, kLn2Low = 0x1.a39ef35793c76p-33;
   static constexpr double kExpMin = -708., kExpMax = 709.;
@@ -317,11 +336,26 @@ DCGNN_INLINE Vec<A> vlog(Vec<A> x) {
   return exponent * A(0.69314718055994531) + A(2) * q * sum;
 }
 
+// tanh(x): near 0 by its continued fraction x/(1 + x^2/(3 + x^2/(5 + ..))), elsewhere by exp.
+template <class A>
+DCGNN_INLINE Vec<A> vtanh(Vec<A> x) {
+  const Vec<A> size = vabs<A>(x), square = x * x;
+  Vec<A> p = splat<A>(A(2 * FloatBits<A>::kTanhTerms - 1)), q = splat<A>(1);
+  for (int term = FloatBits<A>::kTanhTerms - 1; term >= 1; --term) {
+    const Vec<A> next = A(2 * term - 1) * p + square * q;
+    q = p;
+    p = next;
+  }
+  const Vec<A> e = vexp<A>(A(-2) * size);
+  const Vec<A> far = (A(1) - e) / (A(1) + e);
+  return select<A>(size < A(0.625), x * q / p, select<A>(x < 0, -far, far));
+}
+
 // sigmoid(x) and sigmoid(-x), both to full relative precision.
 template <class A>
 DCGNN_INLINE void sigmoid_pair(Vec<A> x, Vec<A>& positive, Vec<A>& negative) {
   const Vec<A> e = vexp<A>(-vabs<A>(x));
-  const Vec<A> large = A(1) / (A(1) + e);
+  const Vec<A> large = reciprocal<A>(A(1) + e);
   const Vec<A> small = e * large;
   const Mask<A> up = x > 0;
   positive = select<A>(up, large, small);

@@ -172,11 +172,15 @@ Results<T> run_sinkhorn(const Case& c, const cpu::Graph* graph, int64_t num_node
                                      out.clusters.data(),
                                      out.potentials.data()};
   CHECK((graph == nullptr ? kernels.global_sinkhorn : kernels.local_sinkhorn)(forward, executor));
+  const int64_t slots = static_cast<int64_t>(grad_assign.size()) / c.clusters;
+  std::vector<Wide<T>> coefficients(slots * cpu::slot_coefficients(transport));
+  std::vector<T> table(problems * cpu::table_rows(transport) * c.channels);
   const cpu::SinkhornBackward backward{
-      transport,         Storage<T>::kType,        graph,
-      num_nodes,         grad_assign.data(),       grad_clusters.data(),
-      z.data(),          centroids.data(),         out.potentials.data(),
-      out.grad_z.data(), out.grad_centroids.data()};
+      transport,           Storage<T>::kType,  graph,
+      num_nodes,           grad_assign.data(), grad_clusters.data(),
+      z.data(),            centroids.data(),   out.potentials.data(),
+      coefficients.data(), table.data(),       out.grad_z.data(),
+      out.grad_centroids.data()};
   (graph == nullptr ? kernels.global_sinkhorn_backward : kernels.local_sinkhorn_backward)(backward,
                                                                                           executor);
   return out;

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import Linear
 from torch_geometric.nn.inits import zeros
 
 from dcgnn.nn.checks import check_count, check_features, check_finite
+from dcgnn.nn.messages import Linear
 from dcgnn.nn.msg_passing import DCMsgPassing
 from dcgnn_kernels import EgoGraph
 
@@ -86,7 +86,9 @@ class DCConv(torch.nn.Module):
             raise
         out, state = result if return_state else (result, None)
         if self.bias is not None:
-            out = out + self.bias
+            # In place where nobody else holds the tensor: a fresh one costs more than the sum.
+            in_place = self.message_passing.returns_new_tensor and not return_state
+            out = out.add_(self.bias) if in_place else out + self.bias
         return (out, state) if return_state else out
 
     def __repr__(self) -> str:

@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import BatchNorm, LayerNorm, Linear
+from torch_geometric.nn import BatchNorm, LayerNorm
+from torch_geometric.nn import Linear as PyGLinear
+from torch_geometric.nn.dense.linear import is_uninitialized_parameter
 from torch_geometric.nn.inits import glorot, zeros
 from torch_geometric.nn.resolver import activation_resolver
 
 from dcgnn.nn.checks import check_choice, check_number
+from dcgnn_kernels import linear
 
 TRANSFORMS = (None, "shared", "per-cluster")
 NORMS = (None, "batch", "layer")
@@ -30,6 +33,15 @@ def resolve_activation(name: str, activation: str | Callable | None) -> Callable
         raise ValueError(
             f"{name} must be None, a callable or the name of an activation such as 'tanh', got {activation!r}"
         ) from error
+
+
+class Linear(PyGLinear):
+    """PyG's linear map; a matrix of features goes through :func:`dcgnn_kernels.linear`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 2 or is_uninitialized_parameter(self.weight):
+            return super().forward(x)
+        return linear(x, self.weight, self.bias)
 
 
 class ClusterMessage(torch.nn.Module):
@@ -106,6 +118,12 @@ class NodeBlock(torch.nn.Module):
         for module in (self.residual, self.norm):
             if module is not None:
                 module.reset_parameters()
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the block returns the very tensor that it gets."""
+        parts = (self.residual, self.norm, self.node_activation)
+        return all(part is None for part in parts) and not (self.training and self.dropout > 0)
 
     def forward(self, updated: Tensor, z: Tensor) -> Tensor:
         if self.residual is not None:

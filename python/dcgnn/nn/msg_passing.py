@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dcgnn.nn.checks import check_choice, check_count, check_features, check_finite, check_number
 from dcgnn.nn.messages import ClusterMessage, NodeBlock
@@ -17,12 +18,13 @@ from dcgnn.nn.objective import ClusterObjective, clustering_objective
 from dcgnn_kernels import (
     EgoGraph,
     global_sinkhorn,
-    local_centroids,
     local_sinkhorn,
     node_update,
 )
 
 COST_SCALES = ("none", "mean", "max")
+
+_FACTORS = WeakIdKeyDictionary()  # EgoGraph to factors
 
 
 @dataclass
@@ -215,6 +217,16 @@ class DCMsgPassing(torch.nn.Module):
             module.reset_parameters()
 
     def _factors(self, graph: EgoGraph, dtype: torch.dtype) -> dict[str, Tensor]:
+        """What :func:`node_update` multiplies its parts by; kept as long as the graph lives."""
+        if torch.compiler.is_compiling():
+            return self._compute_factors(graph, dtype)
+        kept = _FACTORS.setdefault(graph, {})
+        key = (self.mass, self.gamma, self.aggr, self.alpha, self.beta, dtype)
+        if key not in kept:
+            kept[key] = self._compute_factors(graph, dtype)
+        return kept[key]
+
+    def _compute_factors(self, graph: EgoGraph, dtype: torch.dtype) -> dict[str, Tensor]:
         """What :func:`node_update` multiplies its parts by: γβ, γα m_Ω, γ(1 − α) / a and m, each ``[N]``.
 
         Computed in float64 and rounded once: sums over a hub pass the range of float16.
@@ -243,6 +255,11 @@ class DCMsgPassing(torch.nn.Module):
         }
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         return {name: factor.to(wide) for name, factor in factors.items()}
+
+    @property
+    def returns_new_tensor(self) -> bool:
+        """Whether the output is held by nobody else, not even for a gradient."""
+        return not self.ego_readout and self.blocks[-1].is_identity
 
     def forward(self, x: Tensor, edge_index: Any, return_state: bool = False) -> Any:
         """Runs all layers; see the class for the shapes."""
@@ -278,10 +295,16 @@ class DCMsgPassing(torch.nn.Module):
                 )
                 global_part = global_assign, message(global_clusters)
             if use_local:
-                if local_clusters is None or self.local_init == "fresh":
-                    local_clusters = local_centroids(z, graph, self.num_local)
+                if self.local_init == "fresh":
+                    local_clusters = None
                 local_assign, local_clusters = local_sinkhorn(
-                    z, local_clusters, graph, self.lam, self.local_iters, self.local_cost_scale
+                    z,
+                    local_clusters,
+                    graph,
+                    self.lam,
+                    self.local_iters,
+                    self.local_cost_scale,
+                    num_clusters=self.num_local,
                 )
                 local_message = message(local_clusters)
             if self.alpha < 1:

@@ -1,0 +1,472 @@
+// One transport problem with K = 2 from rows to clusters, and back.
+//
+// With d = c_2 - c_1 and e = z_u - c_1 a row needs e.d, and with a cost scale also |e|^2:
+//   M_u1 = |e|^2,   M_u2 = |e|^2 - 2 e.d + |d|^2,   s_u = lam (M_u2 - M_u1) / scale.
+// R_u1 + R_u2 = 1 in every row, so that the cluster with the larger sum S follows from the other,
+//   S_max C_max = sum_u z_u - S_min C_min   (S_max >= n/2: no digits are lost),
+// and a member's gradient is a combination of three rows of its problem, with Q_j = K P_j = R_j /
+// S_j:
+//   Q_1 dC_1 + Q_2 dC_2 = Q_min (dC_min - S_min/S_max dC_max) + dC_max / S_max
+//   2 dM_u1 (z_u - c_1) + 2 dM_u2 (z_u - c_2) = -2 dM_u2 d + 2 (dM_u1 + dM_u2)(z_u - c_1),
+// where dM_u1 + dM_u2 is 0 but for the gradient of a cost scale.
+//
+// Centroids that are not given start fresh: c_1 is the ego's own row, c_2 the mean of the others.
+#pragma once
+
+#include "cost.h"
+#include "log_sinkhorn.h"
+#include "pair_sinkhorn.h"
+
+namespace dcgnn::cpu::DCGNN_ISA {
+
+// Where a problem's centroids come from.
+template <class T>
+struct PairStart {
+  const T* centroids;  // [2, F]; null: fresh
+  const T* own;        // fresh: the ego's own row,
+  int64_t own_row;     // and where it stands among the rows
+};
+
+// What one problem leaves for the gather over the transpose: kPairRows rows of the storage type,
+//   U = dC_min - S_min/S_max dC_max,   d,   V = dC_max / S_max + (gradient of c_2) / (n - 1) if
+//   fresh,
+// and pair_coefficients() numbers for every slot, Q_min, -2 dM_u2 and, with a cost scale, 2 (dM_u1
+// + dM_u2).
+
+template <class T, class Rows>
+class PairSolver {
+ public:
+  using A = Acc<T>;
+
+  PairSolver(const Transport& transport, const Executor& executor)
+      : transport_(transport), problem_(transport, executor) {}
+
+  // False when a cost is not finite.
+  bool forward(const Rows& rows, int64_t num_rows, const PairStart<T>& start, T* assign,
+               T* clusters, A* potentials) {
+    problem_.reset(num_rows, /*backward=*/false);
+    find_axis(rows, start);
+    const CostState<A> state = fill_logits<false>(rows);
+    if (!state.finite) return false;
+    A sums[2];
+    if (transport_.num_iters == 0) {
+      pair_converge(problem_, potentials, sums);
+    } else if (state.peak <= kPairPeak<A>) {
+      pair_forward(problem_, potentials, sums);
+    } else {
+      complete_logits();
+      log_forward(problem_, potentials, scratch_);
+      const PairHistory<A> past{potentials, static_cast<A>(num_rows)};
+      for (int j = 0; j < 2; ++j) sums[j] = past.sum(transport_.num_iters - 1, j);
+    }
+    write_assign(assign);
+    if (fresh_) {
+      write_fresh_clusters(rows, start, sums, clusters);
+    } else {
+      write_clusters(rows, clusters);
+    }
+    return true;
+  }
+
+  // grad_assign and grad_clusters may be null. Given centroids: grad_centroids [2, F]. Fresh ones:
+  // own_gradient [F], what the ego's own row gets beyond its share in the gather.
+  void backward(const Rows& rows, int64_t num_rows, const PairStart<T>& start, const A* potentials,
+                const T* grad_assign, const T* grad_clusters, A* coefficients, T* table,
+                T* grad_centroids, T* own_gradient) {
+    problem_.reset(num_rows, /*backward=*/true);
+    find_axis(rows, start);
+    const CostState<A> state = fill_logits<true>(rows);
+    fill_plan_gradient(rows, grad_assign, grad_clusters);
+    A sums[2];
+    if (transport_.num_iters == 0) {
+      pair_converged_backward(problem_, potentials, sums);
+    } else if (state.peak <= kPairPeak<A>) {
+      pair_backward(problem_, potentials, sums);
+    } else {
+      log_domain_backward(potentials, sums);
+    }
+    const ScaleGradient scale = scale_gradient(state);
+    const int64_t channels = transport_.channels;
+    A* grad_first = sums_.reserve(3 * channels);  // gradients of c_1 and c_2
+    A* grad_second = grad_first + channels;
+    write_coefficients(state, scale, smaller(sums), coefficients);
+    centroid_gradients(rows, state, scale, grad_first, grad_second);
+
+    const int small = smaller(sums), large = 1 - small;
+    const A share = fresh_ && num_rows > 1 ? A(1) / static_cast<A>(num_rows - 1) : A(0);
+    const A part = sums[small] / sums[large], inverse = A(1) / sums[large];
+    for_each_slice<A, 1>(channels, [&](auto slice) {
+      Vec<A> of_small = {}, of_large = {};
+      if (grad_clusters != nullptr) {
+        of_small = slice.load(grad_clusters + small * channels, 0);
+        of_large = slice.load(grad_clusters + large * channels, 0);
+      }
+      const Vec<A> first = slice.load(grad_first, 0), second = slice.load(grad_second, 0);
+      slice.store(table, 0, of_small - part * of_large);
+      slice.store(table + channels, 0, slice.load(direction(), 0));
+      slice.store(table + 2 * channels, 0, inverse * of_large + share * second);
+      if (fresh_) {
+        slice.store(own_gradient, 0, first + (num_rows > 1 ? -share * second : second));
+      } else {
+        slice.store(grad_centroids, 0, first);
+        slice.store(grad_centroids + channels, 0, second);
+      }
+    });
+  }
+
+ private:
+  struct ScaleGradient {
+    A everywhere = 0;  // of every 2 dM
+    A at_maximum = 0;  // of 2 dM at the maximum
+  };
+
+  static int smaller(const A (&sums)[2]) { return sums[0] < sums[1] ? 0 : 1; }
+  const A* centre() { return axis_.reserve(0); }
+  const A* direction() { return centre() + transport_.channels; }
+  const A* neighbour_sum() { return centre() + 2 * transport_.channels; }
+
+  // axis: c_1, d, and for a fresh start the sum of the other rows.
+  void find_axis(const Rows& rows, const PairStart<T>& start) {
+    const int64_t channels = transport_.channels, num_rows = problem_.rows();
+    A* axis = axis_.reserve(3 * channels);
+    fresh_ = start.centroids == nullptr;
+    if (!fresh_) {
+      for_each_slice<A, 1>(channels, [&](auto slice) {
+        const Vec<A> first = slice.load(start.centroids, 0);
+        slice.store(axis, 0, first);
+        slice.store(axis + channels, 0, slice.load(start.centroids + channels, 0) - first);
+      });
+    } else {
+      A* sum = axis + 2 * channels;
+      problem_.sum_blocks(channels, sum, [&](int64_t block, A* partial) {
+        const int64_t from = block * kBlockRows;
+        sum_rows(rows.from(from), problem_.block_rows(block), start.own_row - from, partial);
+      });
+      const A share = num_rows > 1 ? A(1) / static_cast<A>(num_rows - 1) : A(0);
+      for_each_slice<A, 1>(channels, [&](auto slice) {
+        const Vec<A> first = slice.load(start.own, 0);
+        slice.store(axis, 0, first);
+        const Vec<A> mean = num_rows > 1 ? slice.load(sum, 0) * share : first;
+        slice.store(axis + channels, 0, mean - first);
+      });
+    }
+    // By the instructions that give a row's |e|^2: equal distances are equal bits.
+    const ConsecutiveRows<A> row{direction(), channels};
+    A lengths[kPaddedRows];
+    reduce_rows<Dots<1>, false>(row, 1, direction(), lengths, 0);
+    squared_length_ = lengths[0];
+  }
+
+  // The sum of a fresh start has already brought the rows into the cache.
+  template <class Sums>
+  void visit_rows(const Rows& rows, int64_t count, A* columns) {
+    if (fresh_) {
+      reduce_rows<Sums, false>(rows, count, centre(), columns, problem_.stride());
+    } else {
+      reduce_rows<Sums, true>(rows, count, centre(), columns, problem_.stride());
+    }
+  }
+
+  // The first logits column becomes s.
+  template <bool kFindMaximum>
+  CostState<A> fill_logits(const Rows& rows) {
+    const int64_t stride = problem_.stride();
+    const bool scaled = transport_.cost_scale != CostScale::kNone;
+    A totals[3];
+    problem_.fold_blocks(
+        3, totals,
+        [&](int64_t block, A* partial) {
+          const int64_t count = problem_.block_rows(block);
+          A* columns = problem_.logits(block);
+          A* products = problem_.lse(block);
+          const Rows some = rows.from(block * kBlockRows);
+          CostTotals<A> sums;
+          if (scaled) {
+            visit_rows<CentredSquareAndDot>(some, count, columns);
+            for_each_vector<A>(count, [&](int64_t u, Mask<A> live) {
+              const Vec<A> first = load(columns + u), product = load(columns + stride + u);
+              const Vec<A> second = first - A(2) * product + squared_length_;
+              const Vec<A> bounded = second < 0 ? Vec<A>{} : second;
+              store(products + u, product);
+              store(columns + stride + u, bounded);
+              sums.add(first, live);
+              sums.add(bounded, live);
+            });
+          } else {
+            visit_rows<CentredDot>(some, count, columns);
+            for_each_vector<A>(count, [&](int64_t u, Mask<A> live) {
+              sums.add(vabs<A>(load(columns + u)), live);
+            });
+          }
+          sums.write(partial);
+        },
+        CostTotals<A>::fold);
+    CostState<A> state = cost_state(problem_, totals);
+    state.finite &= squared_length_ <= std::numeric_limits<A>::max();
+    if (kFindMaximum && transport_.cost_scale == CostScale::kMax) find_maximum(problem_, state);
+    const A lam = static_cast<A>(transport_.lam);
+    problem_.fold_blocks(
+        1, &state.peak,
+        [&](int64_t block, A* partial) {
+          A* column = problem_.logits(block);
+          const A* products = scaled ? problem_.lse(block) : column;
+          Vec<A> largest = {};
+          for_each_vector<A>(problem_.block_rows(block), [&](int64_t u, Mask<A> live) {
+            const Vec<A> difference = squared_length_ - A(2) * load(products + u);
+            const Vec<A> s = scaled_logit<A>(difference, state.scale, lam);
+            store(column + u, s);
+            largest = vmax<A>(select<A>(live, vabs<A>(s), Vec<A>{}), largest);
+          });
+          *partial = reduce_max<A>(largest);
+        },
+        [](A* total, const A* partial) { *total = *partial > *total ? *partial : *total; });
+    return state;
+  }
+
+  // The log domain wants a column for each cluster: L = (s, 0) is as good as (L_1, L_2).
+  void complete_logits() {
+    problem_.for_each_block([&](int64_t block) {
+      A* second = problem_.logits(block) + problem_.stride();
+      for_each_vector<A>(problem_.block_rows(block),
+                         [&](int64_t u, Mask<A>) { store(second + u, Vec<A>{}); });
+    });
+  }
+
+  void write_assign(T* assign) {
+    const int64_t stride = problem_.stride();
+    problem_.for_each_block([&](int64_t block) {
+      const A* weights = problem_.logits(block);
+      T* out = assign + block * kBlockRows * 2;
+      for (int64_t u = 0, count = problem_.block_rows(block); u < count; ++u) {
+        for (int64_t j = 0; j < 2; ++j) {
+          out[u * 2 + j] = from_acc<T>(weights[j * stride + u] * A(0.5));
+        }
+      }
+    });
+  }
+
+  void write_clusters(const Rows& rows, T* clusters) {
+    const int64_t channels = transport_.channels;
+    A* sums = sums_.reserve(2 * channels);
+    problem_.sum_blocks(2 * channels, sums, [&](int64_t block, A* partial) {
+      weighted_sums<2, false>(rows.from(block * kBlockRows), problem_.block_rows(block),
+                              problem_.logits(block), problem_.stride(),
+                              static_cast<const A*>(nullptr), partial);
+    });
+    for_each_slice<A, 1>(2 * channels,
+                         [&](auto slice) { slice.store(clusters, 0, slice.load(sums, 0)); });
+  }
+
+  void write_fresh_clusters(const Rows& rows, const PairStart<T>& start, const A (&sums)[2],
+                            T* clusters) {
+    const int64_t channels = transport_.channels;
+    const int small = smaller(sums), large = 1 - small;
+    A* mean = sums_.reserve(channels);
+    problem_.sum_blocks(channels, mean, [&](int64_t block, A* partial) {
+      weighted_sums<1, false>(rows.from(block * kBlockRows), problem_.block_rows(block),
+                              problem_.logits(block) + small * problem_.stride(), 0,
+                              static_cast<const A*>(nullptr), partial);
+    });
+    const A part = sums[small], inverse = A(1) / sums[large];
+    for_each_slice<A, 1>(channels, [&](auto slice) {
+      const Vec<A> own = slice.load(mean, 0);
+      const Vec<A> total = slice.load(neighbour_sum(), 0) + slice.load(start.own, 0);
+      slice.store(clusters + small * channels, 0, own);
+      slice.store(clusters + large * channels, 0, (total - part * own) * inverse);
+    });
+  }
+
+  // values: the gradients of K P_u1 and K P_u2.
+  void fill_plan_gradient(const Rows& rows, const T* grad_assign, const T* grad_clusters) {
+    const int64_t stride = problem_.stride();
+    problem_.for_each_block([&](int64_t block) {
+      const int64_t count = problem_.block_rows(block);
+      A* values = problem_.values(block);
+      if (grad_clusters != nullptr) {
+        reduce_rows<Dots<2>, false>(rows.from(block * kBlockRows), count, grad_clusters, values,
+                                    stride);
+      } else {
+        for_each_vector<A>(count, [&](int64_t u, Mask<A>) {
+          store(values + u, Vec<A>{});
+          store(values + stride + u, Vec<A>{});
+        });
+      }
+      if (grad_assign == nullptr) return;
+      const T* given = grad_assign + block * kBlockRows * 2;
+      for (int64_t u = 0; u < count; ++u) {
+        for (int64_t j = 0; j < 2; ++j) {
+          values[j * stride + u] += A(0.5) * to_acc(given[u * 2 + j]);
+        }
+      }
+    });
+  }
+
+  // log_backward takes dP = 2 (a, b) and gives dL, whose rows sum to 0.
+  void log_domain_backward(const A* potentials, A (&sums)[2]) {
+    complete_logits();
+    const int64_t stride = problem_.stride();
+    const auto each = [&](const auto& body) {
+      problem_.for_each_block([&](int64_t block) {
+        A* values = problem_.values(block);
+        for_each_vector<A>(problem_.block_rows(block),
+                           [&](int64_t u, Mask<A>) { body(values + u, values + stride + u); });
+      });
+    };
+    each([](A* first, A* second) {
+      store(first, load(first) * A(2));
+      store(second, load(second) * A(2));
+    });
+    log_backward(problem_, potentials, scratch_);
+    each([](A* first, A* second) { store(first, (load(first) - load(second)) * A(0.5)); });
+    const PairHistory<A> past{potentials, static_cast<A>(problem_.rows())};
+    for (int j = 0; j < 2; ++j) sums[j] = past.sum(transport_.num_iters - 1, j);
+  }
+
+  // Of s = lam (M_2 - M_1) / scale: dscale = -sum(ds s) / scale.
+  ScaleGradient scale_gradient(const CostState<A>& state) {
+    ScaleGradient out;
+    if (transport_.cost_scale == CostScale::kNone || !(state.scale > 0)) return out;
+    A dot = 0;
+    problem_.sum_blocks(1, &dot, [&](int64_t block, A* partial) {
+      const A* column = problem_.logits(block);
+      const A* values = problem_.values(block);
+      Vec<A> sum = {};
+      for_each_vector<A>(problem_.block_rows(block), [&](int64_t u, Mask<A> live) {
+        sum += select<A>(live, load(column + u) * load(values + u), Vec<A>{});
+      });
+      *partial = reduce_add<A>(sum);
+    });
+    const A gradient = limit_gradient(-dot / state.scale);
+    if (transport_.cost_scale == CostScale::kMean) {
+      out.everywhere = gradient / static_cast<A>(problem_.rows());
+    } else {
+      out.at_maximum = A(2) * gradient;
+    }
+    return out;
+  }
+
+  // values: ds becomes 2 lam/scale ds, which is 2 dM_u2 = -2 dM_u1 apart from the scale's gradient.
+  void write_coefficients(const CostState<A>& state, const ScaleGradient& scale, int small,
+                          A* coefficients) {
+    const int64_t stride = problem_.stride(), width = pair_coefficients(transport_);
+    const A lam = static_cast<A>(transport_.lam);
+    const A factor = state.scale > 0 ? limit_gradient(A(2) * lam / state.scale) : A(0);
+    problem_.for_each_block([&](int64_t block) {
+      const A* weights = problem_.weights(block) + small * stride;
+      A* values = problem_.values(block);
+      A* out = coefficients + block * kBlockRows * width;
+      const int64_t count = problem_.block_rows(block);
+      for_each_vector<A>(count, [&](int64_t u, Mask<A>) {
+        store(values + u, clamp_logit<A>(load(values + u) * factor));
+      });
+      for (int64_t u = 0; u < count; ++u) {
+        out[u * width] = weights[u];
+        out[u * width + 1] = -values[u] - scale.everywhere;
+        if (width == 3) out[u * width + 2] = A(2) * scale.everywhere;
+      }
+    });
+    if (state.max_row >= 0 && scale.at_maximum != 0) {
+      A* out = coefficients + state.max_row * width;
+      if (state.max_cluster == 1) out[1] = limit_gradient(out[1] - scale.at_maximum);
+      out[2] = scale.at_maximum;
+    }
+  }
+
+  // grad_cj = sum_u 2 dM_uj (c_j - z_u). With v = 2 dM_u2 the first is sum(v e), the second
+  // sum(v) d - sum(v e); then what the scale adds.
+  void centroid_gradients(const Rows& rows, const CostState<A>& state, const ScaleGradient& scale,
+                          A* grad_first, A* grad_second) {
+    const int64_t channels = transport_.channels;
+    A total = 0;
+    problem_.sum_blocks(1, &total, [&](int64_t block, A* partial) {
+      const A* values = problem_.values(block);
+      Vec<A> sum = {};
+      for_each_vector<A>(problem_.block_rows(block), [&](int64_t u, Mask<A> live) {
+        sum += select<A>(live, load(values + u), Vec<A>{});
+      });
+      *partial = reduce_add<A>(sum);
+    });
+    centred_sum(rows, [&](int64_t block) { return problem_.values(block); }, grad_first);
+    for_each_slice<A, 1>(channels, [&](auto slice) {
+      const Vec<A> sum = slice.load(grad_first, 0);
+      slice.store(grad_second, 0, total * slice.load(direction(), 0) - sum);
+    });
+    if (scale.everywhere != 0) {
+      A* sum = grad_second + channels;  // of e over all rows
+      problem_.for_each_block([&](int64_t block) {
+        A* ones = problem_.values(block) + problem_.stride();
+        for_each_vector<A>(problem_.block_rows(block),
+                           [&](int64_t u, Mask<A>) { store(ones + u, splat<A>(1)); });
+      });
+      centred_sum(
+          rows, [&](int64_t block) { return problem_.values(block) + problem_.stride(); }, sum);
+      const A count = static_cast<A>(problem_.rows());
+      for_each_slice<A, 1>(channels, [&](auto slice) {
+        const Vec<A> e = slice.load(sum, 0), d = slice.load(direction(), 0);
+        slice.store(grad_first, 0, slice.load(grad_first, 0) - scale.everywhere * e);
+        slice.store(grad_second, 0,
+                    slice.load(grad_second, 0) + scale.everywhere * (count * d - e));
+      });
+    }
+    if (state.max_row >= 0 && scale.at_maximum != 0) {
+      const T* row = rows.row(state.max_row);
+      A* out = state.max_cluster == 0 ? grad_first : grad_second;
+      for_each_slice<A, 1>(channels, [&](auto slice) {
+        const Vec<A> centroid = state.max_cluster == 0
+                                    ? slice.load(centre(), 0)
+                                    : slice.load(centre(), 0) + slice.load(direction(), 0);
+        slice.store(out, 0,
+                    slice.load(out, 0) + scale.at_maximum * (centroid - slice.load(row, 0)));
+      });
+    }
+  }
+
+  // out = sum_u weight_u (z_u - c_1)
+  template <class Weights>
+  void centred_sum(const Rows& rows, const Weights& weights, A* out) {
+    problem_.sum_blocks(transport_.channels, out, [&](int64_t block, A* partial) {
+      weighted_sums<1, true>(rows.from(block * kBlockRows), problem_.block_rows(block),
+                             weights(block), 0, centre(), partial);
+    });
+  }
+
+  const Transport& transport_;
+  Problem<A> problem_;
+  Buffer<A> axis_, scratch_, sums_;
+  A squared_length_ = 0;
+  bool fresh_ = false;
+};
+
+// grad_z of a node: the sum over its entries of Q U + m d + V, and w (z_i - c_1) where the scale's
+// gradient is not 0. first_centroids[problem * first_stride] is c_1.
+template <class T, class Entries>
+void gather_pair_gradient(const Entries& entries, int64_t begin, int64_t end, int64_t channels,
+                          int64_t width, const Acc<T>* coefficients, const T* table,
+                          const T* z_row, const T* first_centroids, int64_t first_stride,
+                          Acc<T>* out) {
+  using A = Acc<T>;
+  for_each_slice<A, kVectorRegisters / 4>(channels, [&](auto slice) {
+    constexpr int NV = decltype(slice)::kVectors;
+    Vec<A> acc[NV] = {};
+    for (int64_t k = begin; k < end; ++k) {
+      if (slice.first == 0) entries.prefetch(k);
+      const int64_t problem = entries.problem(k);
+      const A* coefficient = coefficients + entries.slot(k) * width;
+      const T* rows = table + problem * kPairRows * channels;
+      const A plan = coefficient[0], slope = coefficient[1];
+      for (int v = 0; v < NV; ++v) {
+        acc[v] += plan * slice.load(rows, v) + slice.load(rows + 2 * channels, v);
+        acc[v] += slope * slice.load(rows + channels, v);
+      }
+      if (width == 3 && coefficient[2] != 0) {
+        const T* first = first_centroids + problem * first_stride;
+        for (int v = 0; v < NV; ++v) {
+          acc[v] += coefficient[2] * (slice.load(z_row, v) - slice.load(first, v));
+        }
+      }
+    }
+    for (int v = 0; v < NV; ++v) slice.store(out, v, acc[v]);
+  });
+}
+
+}  // namespace dcgnn::cpu::DCGNN_ISA
