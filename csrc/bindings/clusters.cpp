@@ -112,10 +112,14 @@ struct UpdateArguments {
   }
   // x may be any array where only gradients are wanted: it marks that there is a dense part.
   cpu::NodeUpdate update(const at::Tensor& x, cpu::Activation activation) const {
-    return {global_assign.size(1),          x.const_data_ptr(),
-            global_assign.const_data_ptr(), global_message.const_data_ptr(),
-            ego_factor.const_data_ptr(),    x_factor.const_data_ptr(),
-            global_factor.const_data_ptr(), local_factor.const_data_ptr(),
+    return {global_assign.size(1),
+            x.const_data_ptr(),
+            global_assign.const_data_ptr(),
+            global_message.const_data_ptr(),
+            ego_factor.const_data_ptr(),
+            x_factor.const_data_ptr(),
+            global_factor.const_data_ptr(),
+            local_factor.const_data_ptr(),
             activation};
   }
 };
@@ -147,8 +151,8 @@ at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
   if (x.numel() > 0) {
     cpu::kernels().cluster_scatter(
         {kernel_dtype(op, x), &arguments.arrays.graph, clusters.size(1), clusters.size(2),
-         arguments.assign.const_data_ptr(), clusters.const_data_ptr(), arguments.update(x, parse_activation(op, activation)),
-         out.mutable_data_ptr()},
+         arguments.assign.const_data_ptr(), clusters.const_data_ptr(),
+         arguments.update(x, parse_activation(op, activation)), out.mutable_data_ptr()},
         TorchExecutor());
   }
   return out.to(x_.scalar_type());
@@ -185,9 +189,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> node_upda
     cpu::kernels().cluster_scatter_backward(
         {kernel_dtype(op, grad), &arguments.arrays.graph, clusters.size(1), clusters.size(2),
          grad.const_data_ptr(), arguments.assign.const_data_ptr(), clusters.const_data_ptr(),
-         arguments.update(grad, cpu::Activation::kNone), grad_assign.mutable_data_ptr(), grad_message.mutable_data_ptr(),
-         grad_x.mutable_data_ptr(), grad_global_assign.mutable_data_ptr(),
-         grad_global_message.mutable_data_ptr()},
+         arguments.update(grad, cpu::Activation::kNone), grad_assign.mutable_data_ptr(),
+         grad_message.mutable_data_ptr(), grad_x.mutable_data_ptr(),
+         grad_global_assign.mutable_data_ptr(), grad_global_message.mutable_data_ptr()},
         TorchExecutor());
   } else {
     for (at::Tensor* tensor : {&grad_global_assign, &grad_global_message, &grad_assign})

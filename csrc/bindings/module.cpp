@@ -1,5 +1,6 @@
 // The Python module `dcgnn_kernels._native`. Importing it registers the ops of the files beside
-// this one with PyTorch's dispatcher; the module itself tells how it was built and which memory it keeps.
+// this one with PyTorch's dispatcher; the module itself tells how it was built and which memory it
+// keeps.
 #include <pybind11/pybind11.h>
 
 #include "bindings/memory.h"

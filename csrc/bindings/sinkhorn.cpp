@@ -162,8 +162,8 @@ Gradients backward(const Problems& problems, const OptionalTensor& grad_assign_,
   }
   if (grad_clusters) check_shape(op, "grad_clusters", *grad_clusters, clusters_shape);
   at::Tensor grad_z = empty_output(z.sizes(), z.options());
-  at::Tensor grad_centroids = centroids ? empty_output(clusters_shape, z.options())
-                                        : empty_output({0}, z.options());
+  at::Tensor grad_centroids =
+      centroids ? empty_output(clusters_shape, z.options()) : empty_output({0}, z.options());
   if (z.size(0) == 0) return {grad_z, grad_centroids.zero_()};
   const int64_t num_problems = problems.local() ? z.size(0) : 1;
   at::Tensor coefficients =

@@ -60,17 +60,17 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
   const T* centroids = static_cast<const T*>(call.centroids);
   std::atomic<bool> finite{true};
   const auto solve = [&](auto& solver, int64_t ego, const auto& start) {
-    const bool ok = solver.forward(
-        egos.rows(z, channels, ego), egos.size(ego), start,
-        static_cast<T*>(call.assign) + egos.rowptr[ego] * clusters,
-        static_cast<T*>(call.clusters) + ego * width,
-        static_cast<A*>(call.potentials) + ego * steps * clusters);
+    const bool ok = solver.forward(egos.rows(z, channels, ego), egos.size(ego), start,
+                                   static_cast<T*>(call.assign) + egos.rowptr[ego] * clusters,
+                                   static_cast<T*>(call.clusters) + ego * width,
+                                   static_cast<A*>(call.potentials) + ego * steps * clusters);
     if (!ok) finite.store(false, std::memory_order_relaxed);
   };
   if (clusters == 2) {
-    egos.template for_each<PairSolver<T, Rows>>(transport, executor, [&](auto& solver, int64_t ego) {
-      solve(solver, ego, egos.start(z, centroids, channels, ego));
-    });
+    egos.template for_each<PairSolver<T, Rows>>(
+        transport, executor, [&](auto& solver, int64_t ego) {
+          solve(solver, ego, egos.start(z, centroids, channels, ego));
+        });
   } else {
     egos.template for_each<TransportSolver<T, Rows>>(
         transport, executor,
@@ -83,9 +83,8 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
 template <class T, class Index, class Fetch, class Gather, class Write>
 void gather_nodes(const Graph& graph, int64_t channels, const Executor& executor,
                   const Fetch& fetch, const Gather& gather, const Write& write) {
-  const TransposeEntries<Index, Fetch> entries{index_array<Index>(graph.ego),
-                                               index_array<Index>(graph.slot), graph.num_slots,
-                                               fetch};
+  const TransposeEntries<Index, Fetch> entries{
+      index_array<Index>(graph.ego), index_array<Index>(graph.slot), graph.num_slots, fetch};
   sum_segment_blocks<Acc<T>>(
       index_array<Index>(graph.colptr), graph.num_nodes, channels, executor,
       [&](int64_t node, int64_t begin, int64_t end, Acc<T>* sums) {
@@ -112,14 +111,14 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
   egos.template for_each<PairSolver<T, GatheredRows<T, Index>>>(
       transport, executor, [&](auto& solver, int64_t ego) {
         const int64_t begin = egos.rowptr[ego];
-        solver.backward(
-            egos.rows(z, channels, ego), egos.size(ego), egos.start(z, centroids, channels, ego),
-            static_cast<const A*>(call.potentials) + ego * steps * 2,
-            grad_assign == nullptr ? nullptr : grad_assign + begin * 2,
-            grad_clusters == nullptr ? nullptr : grad_clusters + ego * 2 * channels,
-            coefficients + begin * width, table + ego * kPairRows * channels,
-            fresh ? nullptr : static_cast<T*>(call.grad_centroids) + ego * 2 * channels,
-            grad_z + ego * channels);
+        solver.backward(egos.rows(z, channels, ego), egos.size(ego),
+                        egos.start(z, centroids, channels, ego),
+                        static_cast<const A*>(call.potentials) + ego * steps * 2,
+                        grad_assign == nullptr ? nullptr : grad_assign + begin * 2,
+                        grad_clusters == nullptr ? nullptr : grad_clusters + ego * 2 * channels,
+                        coefficients + begin * width, table + ego * kPairRows * channels,
+                        fresh ? nullptr : static_cast<T*>(call.grad_centroids) + ego * 2 * channels,
+                        grad_z + ego * channels);
       });
   const T* first_centroids = fresh ? z : centroids;
   const int64_t first_stride = fresh ? channels : 2 * channels;

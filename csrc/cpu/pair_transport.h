@@ -441,9 +441,8 @@ class PairSolver {
 // gradient is not 0. first_centroids[problem * first_stride] is c_1.
 template <class T, class Entries>
 void gather_pair_gradient(const Entries& entries, int64_t begin, int64_t end, int64_t channels,
-                          int64_t width, const Acc<T>* coefficients, const T* table,
-                          const T* z_row, const T* first_centroids, int64_t first_stride,
-                          Acc<T>* out) {
+                          int64_t width, const Acc<T>* coefficients, const T* table, const T* z_row,
+                          const T* first_centroids, int64_t first_stride, Acc<T>* out) {
   using A = Acc<T>;
   for_each_slice<A, kVectorRegisters / 4>(channels, [&](auto slice) {
     constexpr int NV = decltype(slice)::kVectors;

@@ -81,7 +81,7 @@ class TransportSolver {
       A* values = problem_.values(block);
       if (grad_clusters != nullptr) {
         reduce_rows_by_all<Dots, false>(rows.from(block * kBlockRows), count, grad_clusters,
-                                       num_clusters, values, stride);
+                                        num_clusters, values, stride);
       }
       const T* given =
           grad_assign == nullptr ? nullptr : grad_assign + block * kBlockRows * num_clusters;

@@ -225,7 +225,8 @@ DCGNN_INLINE void reduce_add_eight(const Vec<A> (&v)[8], A (&sums)[8]) {
     };
     const __m512 low = quarters(halves(v[0], v[1]), halves(v[2], v[3]));
     const __m512 high = quarters(halves(v[4], v[5]), halves(v[6], v[7]));
-    const __m512 pairs = _mm512_add_ps(_mm512_unpacklo_ps(low, high), _mm512_unpackhi_ps(low, high));
+    const __m512 pairs =
+        _mm512_add_ps(_mm512_unpacklo_ps(low, high), _mm512_unpackhi_ps(low, high));
     const __m512 all = _mm512_add_ps(pairs, _mm512_shuffle_ps(pairs, pairs, 0x4e));
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 0, 0, 0, 0, 0, 0, 0, 0);
     _mm256_storeu_ps(sums, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, all)));

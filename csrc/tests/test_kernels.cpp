@@ -147,7 +147,7 @@ struct Results {
   std::vector<Wide<T>> potentials;
 };
 
-// Local when graph is given, else global over num_nodes rows.
+// Local when graph is given, else global over num_nodes rows. No centroids: a fresh start.
 template <class T>
 Results<T> run_sinkhorn(const Case& c, const cpu::Graph* graph, int64_t num_nodes,
                         const std::vector<T>& z, const std::vector<T>& centroids,
@@ -157,7 +157,7 @@ Results<T> run_sinkhorn(const Case& c, const cpu::Graph* graph, int64_t num_node
   const int64_t problems = graph == nullptr ? 1 : num_nodes;
   Results<T> out;
   out.assign.resize(grad_assign.size());
-  out.clusters.resize(centroids.size());
+  out.clusters.resize(grad_clusters.size());
   out.grad_z.resize(z.size());
   out.grad_centroids.resize(centroids.size());
   out.potentials.resize(problems * std::max<int64_t>(c.iters, 1) * c.clusters);
@@ -167,7 +167,7 @@ Results<T> run_sinkhorn(const Case& c, const cpu::Graph* graph, int64_t num_node
                                      graph,
                                      num_nodes,
                                      z.data(),
-                                     centroids.data(),
+                                     centroids.empty() ? nullptr : centroids.data(),
                                      out.assign.data(),
                                      out.clusters.data(),
                                      out.potentials.data()};
@@ -175,28 +175,36 @@ Results<T> run_sinkhorn(const Case& c, const cpu::Graph* graph, int64_t num_node
   const int64_t slots = static_cast<int64_t>(grad_assign.size()) / c.clusters;
   std::vector<Wide<T>> coefficients(slots * cpu::slot_coefficients(transport));
   std::vector<T> table(problems * cpu::table_rows(transport) * c.channels);
-  const cpu::SinkhornBackward backward{
-      transport,           Storage<T>::kType,  graph,
-      num_nodes,           grad_assign.data(), grad_clusters.data(),
-      z.data(),            centroids.data(),   out.potentials.data(),
-      coefficients.data(), table.data(),       out.grad_z.data(),
-      out.grad_centroids.data()};
+  const cpu::SinkhornBackward backward{transport,
+                                       Storage<T>::kType,
+                                       graph,
+                                       num_nodes,
+                                       grad_assign.data(),
+                                       grad_clusters.data(),
+                                       z.data(),
+                                       forward.centroids,
+                                       out.potentials.data(),
+                                       coefficients.data(),
+                                       table.data(),
+                                       out.grad_z.data(),
+                                       centroids.empty() ? nullptr : out.grad_centroids.data()};
   (graph == nullptr ? kernels.global_sinkhorn_backward : kernels.local_sinkhorn_backward)(backward,
                                                                                           executor);
   return out;
 }
 
+// Returns the gradient of the centroids.
 template <class T>
-void check_problem(const Case& c, const Results<T>& got, int64_t problem, int64_t first_slot,
-                   const Doubles& rows, const std::vector<T>& centroids,
-                   const std::vector<T>& grad_assign, const std::vector<T>& grad_clusters,
-                   Doubles& grad_rows, double tolerance) {
+Doubles check_problem(const Case& c, const Results<T>& got, int64_t problem, int64_t first_slot,
+                      const Doubles& rows, const Doubles& centroids,
+                      const std::vector<T>& grad_assign, const std::vector<T>& grad_clusters,
+                      Doubles& grad_rows, double tolerance) {
   const int64_t n = static_cast<int64_t>(rows.size()) / c.channels, width = c.clusters * c.channels;
   constexpr int64_t kLongRun = 400;  // stands for "to convergence"
   NaiveProblem naive{n,          c.clusters,
                      c.channels, c.iters == 0 ? kLongRun : c.iters,
                      c.lam,      c.cost_scale,
-                     rows,       widen(centroids.data() + problem * width, width),
+                     rows,       centroids,
                      {},         {},
                      {},         {},
                      {},         {}};
@@ -208,17 +216,31 @@ void check_problem(const Case& c, const Results<T>& got, int64_t problem, int64_
   Doubles grad_c;
   naive.backward(widen(grad_assign.data() + first_slot * c.clusters, n * c.clusters),
                  widen(grad_clusters.data() + problem * width, width), grad_rows, grad_c);
-  check_close(got.grad_centroids.data() + problem * width, grad_c, 10 * tolerance,
-              c.name() + " grad_centroids");
+  if (!got.grad_centroids.empty()) {
+    check_close(got.grad_centroids.data() + problem * width, grad_c, 10 * tolerance,
+                c.name() + " grad_centroids");
+  }
+  return grad_c;
+}
+
+// Where an ego starts fresh: at its own row and the mean of the others, as weights of the rows.
+Doubles fresh_weights(int64_t size, int64_t own) {
+  Doubles weights(2 * size, 0);
+  for (int64_t u = 0; u < size; ++u) {
+    weights[u] = u == own ? 1 : 0;
+    weights[size + u] = size == 1 ? 1 : (u == own ? 0 : 1 / static_cast<double>(size - 1));
+  }
+  return weights;
 }
 
 template <class T, class Index>
-void check_local(const Case& c, const TestGraph<Index>& graph, std::mt19937_64& random) {
+void check_local(const Case& c, const TestGraph<Index>& graph, bool fresh,
+                 std::mt19937_64& random) {
   const cpu::Graph view = graph.view();
   const int64_t num_nodes = graph.num_nodes, width = c.clusters * c.channels;
   const double spread = 1 / std::sqrt(static_cast<double>(c.channels));
   const auto z = random_values<T>(num_nodes * c.channels, spread, random);
-  const auto centroids = random_values<T>(num_nodes * width, spread, random);
+  const auto centroids = random_values<T>(fresh ? 0 : num_nodes * width, spread, random);
   const auto grad_assign = random_values<T>(graph.num_slots * c.clusters, 1, random);
   const auto grad_clusters = random_values<T>(num_nodes * width, 1, random);
   const auto got = run_sinkhorn<T>(c, &view, num_nodes, z, centroids, grad_assign, grad_clusters,
@@ -232,8 +254,27 @@ void check_local(const Case& c, const TestGraph<Index>& graph, std::mt19937_64& 
       const Doubles row = widen(z.data() + graph.member[k] * c.channels, c.channels);
       rows.insert(rows.end(), row.begin(), row.end());
     }
-    check_problem(c, got, ego, begin, rows, centroids, grad_assign, grad_clusters, grad_rows,
-                  tolerance);
+    const int64_t size = end - begin;
+    Doubles start, weights;
+    if (fresh) {
+      const auto own = std::find(graph.member.begin() + begin, graph.member.begin() + end, ego);
+      weights = fresh_weights(size, own - graph.member.begin() - begin);
+      start.assign(width, 0);
+      for (int64_t e = 0; e < 2 * size; ++e) {
+        for (int64_t d = 0; d < c.channels; ++d) {
+          start[e / size * c.channels + d] += weights[e] * rows[e % size * c.channels + d];
+        }
+      }
+    } else {
+      start = widen(centroids.data() + ego * width, width);
+    }
+    const Doubles grad_start = check_problem(c, got, ego, begin, rows, start, grad_assign,
+                                             grad_clusters, grad_rows, tolerance);
+    for (int64_t e = 0; fresh && e < 2 * size; ++e) {
+      for (int64_t d = 0; d < c.channels; ++d) {
+        grad_rows[e % size * c.channels + d] += weights[e] * grad_start[e / size * c.channels + d];
+      }
+    }
     for (int64_t k = begin; k < end; ++k) {
       for (int64_t d = 0; d < c.channels; ++d) {
         grad_z[graph.member[k] * c.channels + d] += grad_rows[(k - begin) * c.channels + d];
@@ -261,8 +302,9 @@ void check_global(const Case& c, int64_t num_nodes, std::mt19937_64& random) {
                                    cpu::SerialExecutor());
   Doubles grad_rows(z.size(), 0);
   const double tolerance = Storage<T>::kTolerance * c.slack();
-  check_problem(c, got, 0, 0, widen(z.data(), static_cast<int64_t>(z.size())), centroids,
-                grad_assign, grad_clusters, grad_rows, tolerance);
+  check_problem(c, got, 0, 0, widen(z.data(), static_cast<int64_t>(z.size())),
+                widen(centroids.data(), static_cast<int64_t>(centroids.size())), grad_assign,
+                grad_clusters, grad_rows, tolerance);
   check_close(got.grad_z.data(), grad_rows, 10 * tolerance, c.name() + " global grad_z");
   const auto again = run_sinkhorn<T>(c, nullptr, num_nodes, z, centroids, grad_assign,
                                      grad_clusters, ThreadExecutor(3));
@@ -388,8 +430,11 @@ int check_all(std::mt19937_64& random) {
       for (const int64_t channels : {1, 19, 64}) {
         for (const int64_t iters : {0, 1, 3}) {
           const Case c{clusters, channels, iters, 2., cost_scale};
-          check_local<T>(c, small, random);
-          check_local<T>(c, single, random);
+          for (const bool fresh : {false, true}) {
+            if (fresh && c.clusters != 2) continue;
+            check_local<T>(c, small, fresh, random);
+            check_local<T>(c, single, fresh, random);
+          }
           check_global<T>(c, 100, random);
           ++cases;
         }
@@ -398,7 +443,7 @@ int check_all(std::mt19937_64& random) {
     // Logits beyond the range of the one-dimensional scaling form.
     const double lam = std::is_same_v<T, double> ? 400. : 60.;
     for (const int64_t iters : {1, 3})
-      check_local<T>({2, 8, iters, lam, cost_scale}, small, random);
+      check_local<T>({2, 8, iters, lam, cost_scale}, small, iters == 1, random);
   }
   for (const int64_t clusters : {1, 2, 4}) {
     for (const int64_t channels : {3, 32, 130}) {
@@ -408,7 +453,8 @@ int check_all(std::mt19937_64& random) {
   }
   const TestGraph<Index> hub(9000, 200, 9000, random);  // longer than kHubSlots
   for (const int64_t clusters : {2, 3}) {
-    check_local<T>({clusters, 3, 2, 2., CostScale::kMax}, hub, random);
+    check_local<T>({clusters, 3, 2, 2., CostScale::kMax}, hub, false, random);
+    if (clusters == 2) check_local<T>({2, 3, 2, 2., CostScale::kMean}, hub, true, random);
     check_scatter<T>(clusters, 3, hub, random);
     check_centroids<T>(clusters, 3, hub, random);
     check_global<T>({clusters, 3, 3, 2., CostScale::kMean}, 9000, random);
