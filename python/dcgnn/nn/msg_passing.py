@@ -259,7 +259,7 @@ class DCMsgPassing(torch.nn.Module):
     @property
     def returns_new_tensor(self) -> bool:
         """Whether the output is held by nobody else, not even for a gradient."""
-        return not self.ego_readout and self.blocks[-1].is_identity
+        return not self.ego_readout and bool(self.blocks[-1].is_identity)
 
     def forward(self, x: Tensor, edge_index: Any, return_state: bool = False) -> Any:
         """Runs all layers; see the class for the shapes."""
@@ -309,7 +309,7 @@ class DCMsgPassing(torch.nn.Module):
                 local_message = message(local_clusters)
             if self.alpha < 1:
                 local_part = local_assign, local_message
-            updated = node_update(x, *global_part, *local_part, graph, **factors)
+            updated = node_update(x, *global_part, *local_part, graph, activation="none", **factors)
             if self.ego_readout:
                 updated = updated + self.readouts[index](local_message.flatten(1))
             z = block(updated, z)
