@@ -1,0 +1,190 @@
+"""Ahead-of-time compilation of Triton kernels for a list of GPUs, and what each needs: registers, spills, shared memory.
+
+No GPU is needed: Triton's wheel brings the assembler (``ptxas``) for NVIDIA and LLVM for AMD.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource
+
+NVIDIA_TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+AMD_TARGETS = ("gfx90a", "gfx942")
+TARGETS = NVIDIA_TARGETS + AMD_TARGETS
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel for one GPU. Bytes of stack and spills are for each thread, shared memory for each block."""
+
+    kernel: str
+    target: str
+    entry: str  # name of the kernel in the binary
+    assembly: str  # PTX, or AMD assembly
+    binary: bytes  # cubin, or hsaco
+    num_warps: int
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack_bytes: int
+    shared_bytes: int
+
+    @property
+    def ptx(self) -> str:
+        """The PTX of an NVIDIA target."""
+        if not self.target.startswith("sm_"):
+            raise ValueError(f"{self.target} has no PTX, its assembly is in .assembly")
+        return self.assembly
+
+
+def gpu_target(name: str) -> GPUTarget:
+    """``sm_80`` or ``gfx942`` as Triton's target."""
+    if match := re.fullmatch(r"sm_(\d+)", name):
+        return GPUTarget("cuda", int(match.group(1)), 32)
+    if re.fullmatch(r"gfx\w+", name):
+        # CDNA has wavefronts of 64, RDNA of 32.
+        return GPUTarget("hip", name, 64 if name.startswith("gfx9") else 32)
+    raise ValueError(f"target is {name!r}, wanted sm_<number> or gfx<name>, such as {', '.join(TARGETS)}")
+
+
+def compile_for(
+    kernel: Any,
+    signature: Mapping[str, str],
+    constants: Mapping[str, Any],
+    target: str,
+    *,
+    divisible_by_16: Iterable[str] = (),
+    num_warps: int = 4,
+    **options: Any,
+) -> Compiled:
+    """Compile a ``@triton.jit`` function for one target.
+
+    Args:
+        kernel: the function.
+        signature: the type of every parameter in order, such as ``"*fp32"``, ``"i32"`` or ``"constexpr"``.
+        constants: values of the ``constexpr`` parameters (and of others that are to be fixed).
+        target: one of :data:`TARGETS`, or another that Triton knows.
+        divisible_by_16: pointers and integers that Triton may take for multiples of 16.
+        num_warps: warps in a block.
+        options: further options of Triton's compiler, such as ``num_stages``.
+    """
+    compiled = _compile(kernel, signature, constants, target, divisible_by_16, num_warps, options)
+    if target.startswith("sm_"):
+        binary, assembly = compiled.asm["cubin"], compiled.asm["ptx"]
+        usage = _nvidia_usage(assembly, target)
+    else:
+        binary, assembly = compiled.asm["hsaco"], compiled.asm["amdgcn"]
+        usage = _amd_usage(assembly)
+    return Compiled(
+        kernel=kernel.fn.__name__,
+        target=target,
+        entry=compiled.metadata.name,
+        assembly=assembly,
+        binary=binary,
+        num_warps=num_warps,
+        shared_bytes=compiled.metadata.shared,
+        **usage,
+    )
+
+
+def _compile(
+    kernel: Any,
+    signature: Mapping[str, str],
+    constants: Mapping[str, Any],
+    target: str,
+    divisible_by_16: Iterable[str],
+    num_warps: int,
+    options: Mapping[str, Any],
+) -> Any:
+    names = list(kernel.arg_names)
+    if list(signature) != names:
+        raise ValueError(f"signature names {list(signature)}, the kernel's parameters are {names}")
+    missing = [name for name, kind in signature.items() if kind == "constexpr" and name not in constants]
+    if missing:
+        raise ValueError(f"constants lacks {missing}")
+    source = ASTSource(
+        fn=kernel,
+        signature={name: "constexpr" if name in constants else kind for name, kind in signature.items()},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in divisible_by_16},
+    )
+    # Said explicitly, since the default of the fusion differs between versions of Triton.
+    settings = {"num_warps": num_warps, "enable_fp_fusion": True, **options}
+    return triton.compile(source, target=gpu_target(target), options=settings)
+
+
+def assembler_report(ptx: str, target: str) -> str:
+    """What ``ptxas -v`` of Triton's wheel says about a PTX text for a target such as ``sm_80``."""
+    number = int(target.removeprefix("sm_"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.ptx")
+        path.write_text(ptx, encoding="utf-8")
+        architecture = re.search(r"^\s*\.target\s+(\w+)", ptx, re.M)  # sm_90a for sm_90
+        name = architecture.group(1) if architecture else target
+        output = str(Path(folder, "kernel.cubin"))
+        command = [get_ptxas(number).path, "-v", f"--gpu-name={name}", str(path), "-o", output]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ptxas failed for {name}:\n{done.stderr}")
+    return done.stderr + done.stdout
+
+
+def _number(pattern: str, text: str, what: str) -> int:
+    found = re.search(pattern, text)
+    if found is None:
+        raise RuntimeError(f"{what} is missing in the compiler's report:\n{text[-2000:]}")
+    return int(found.group(1))
+
+
+def _nvidia_usage(ptx: str, target: str) -> dict[str, int]:
+    report = assembler_report(ptx, target)
+    return {
+        "registers": _number(r"Used (\d+) registers", report, "the number of registers"),
+        "spill_stores": _number(r"(\d+) bytes spill stores", report, "spill stores"),
+        "spill_loads": _number(r"(\d+) bytes spill loads", report, "spill loads"),
+        "stack_bytes": _number(r"(\d+) bytes stack frame", report, "the stack frame"),
+    }
+
+
+def _amd_usage(assembly: str) -> dict[str, int]:
+    """The metadata at the end of AMD assembly; spills are counted in registers of four bytes."""
+    spilled = 4 * _number(r"\.vgpr_spill_count:\s*(\d+)", assembly, "vgpr_spill_count")
+    return {
+        "registers": _number(r"\.vgpr_count:\s*(\d+)", assembly, "vgpr_count"),
+        "spill_stores": spilled,
+        "spill_loads": spilled,
+        "stack_bytes": _number(r"\.private_segment_fixed_size:\s*(\d+)", assembly, "private_segment_fixed_size"),
+    }
+
+
+def table(compiled: Sequence[Compiled]) -> str:
+    """A text table, one row for each kernel and target."""
+    head = ("kernel", "target", "warps", "registers", "spills (B)", "stack (B)", "shared (B)")
+    rows = [
+        (
+            item.kernel,
+            item.target,
+            str(item.num_warps),
+            str(item.registers),
+            f"{item.spill_stores}/{item.spill_loads}",
+            str(item.stack_bytes),
+            str(item.shared_bytes),
+        )
+        for item in compiled
+    ]
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [f"{c:<{w}}" if i < 2 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
