@@ -163,7 +163,9 @@ def _amd_usage(assembly: str) -> dict[str, int]:
         "registers": _number(r"\.vgpr_count:\s*(\d+)", assembly, "vgpr_count"),
         "spill_stores": spilled,
         "spill_loads": spilled,
-        "stack_bytes": _number(r"\.private_segment_fixed_size:\s*(\d+)", assembly, "private_segment_fixed_size"),
+        "stack_bytes": _number(
+            r"\.private_segment_fixed_size:\s*(\d+)", assembly, "private_segment_fixed_size"
+        ),
     }
 
 
@@ -185,6 +187,8 @@ def table(compiled: Sequence[Compiled]) -> str:
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for row in (head, *rows):
-        cells = [f"{c:<{w}}" if i < 2 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        cells = [
+            f"{c:<{w}}" if i < 2 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

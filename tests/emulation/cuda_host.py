@@ -54,7 +54,9 @@ def run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def _source_line(program: Path, address: int) -> str:
-    found = subprocess.run(["addr2line", "-e", str(program), hex(address - 1)], capture_output=True, text=True)
+    found = subprocess.run(
+        ["addr2line", "-e", str(program), hex(address - 1)], capture_output=True, text=True
+    )
     return f"at {found.stdout.strip()}\n"
 
 

@@ -103,7 +103,9 @@ class _Checker:
                 who = history[earlier][at]
                 if ((who != NOBODY) & (who != self.program)).any():
                     name = next(a.name for a in self.arguments if a.begin <= chosen[0] < a.end)
-                    raise Race(f"{kind} of {name} by program {self.program} after a {earlier} by another program")
+                    raise Race(
+                        f"{kind} of {name} by program {self.program} after a {earlier} by another program"
+                    )
             before = history[kind][at]
             history[kind][at] = np.where((before == NOBODY) | (before == self.program), self.program, SEVERAL)
 
@@ -213,7 +215,9 @@ def guard(seed: int | None = None, races: bool = True) -> Iterator[Report]:
             stack.enter_context(mock.patch.object(owner, name, value))
 
         replace(interpreter, "_interpreter", _Watched(interpreter._interpreter, state))
-        replace(interpreter.InterpreterBuilder, "set_grid_idx", lambda b, x, y, z: state.next_program(b, x, y, z))
+        replace(
+            interpreter.InterpreterBuilder, "set_grid_idx", lambda b, x, y, z: state.next_program(b, x, y, z)
+        )
         replace(JITFunction, "run", lambda f, *a, **k: state.run(f, *a, **k))
         replace(JITFunction, "__call__", _call_device_function)
         yield state.report

@@ -60,7 +60,9 @@ def _divisible(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value % 16 == 0
 
 
-def specialise(kernel: JITFunction, values: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
+def specialise(
+    kernel: JITFunction, values: dict[str, Any]
+) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
     """Signature, constants and multiples of 16 as Triton derives them from the arguments of a launch."""
     signature, constants, divisible = {}, {}, []
     for parameter in kernel.params:
@@ -81,9 +83,16 @@ def specialise(kernel: JITFunction, values: dict[str, Any]) -> tuple[dict[str, s
 
 def _prepare(kernel: JITFunction, values: dict[str, Any], target: str, options: dict[str, Any]):
     signature, constants, divisible = specialise(kernel, values)
-    key = (kernel.fn, target, *(tuple(sorted(map(str, part.items()))) for part in (signature, constants, options)), divisible)
+    key = (
+        kernel.fn,
+        target,
+        *(tuple(sorted(map(str, part.items()))) for part in (signature, constants, options)),
+        divisible,
+    )
     if key not in _CACHE:
-        compiled = inspect.compile_for(kernel, signature, constants, target, divisible_by_16=divisible, **options)
+        compiled = inspect.compile_for(
+            kernel, signature, constants, target, divisible_by_16=divisible, **options
+        )
         _CACHE[key] = compiled, ptx.parse(compiled.ptx).kernel(compiled.entry)
     given = [(name, values[name]) for name in signature if name not in constants]
     return *_CACHE[key], given

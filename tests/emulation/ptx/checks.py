@@ -59,7 +59,9 @@ class _Touched:
         self._merge(self.thread, self.warp_interval, at, who.thread, who.warp_interval)
 
     @staticmethod
-    def _merge(actor: np.ndarray, interval: np.ndarray | None, at: np.ndarray, new: np.ndarray, now: np.ndarray):
+    def _merge(
+        actor: np.ndarray, interval: np.ndarray | None, at: np.ndarray, new: np.ndarray, now: np.ndarray
+    ):
         before = actor[at]
         same_interval = before != NOBODY if interval is None else interval[at] == now
         value = np.where(same_interval & (before != new), SEVERAL, new)
@@ -80,7 +82,11 @@ class AccessLog:
     def __init__(self, size: int) -> None:
         self.touched = {kind: _Touched(size) for kind in ("read", "write", "atomic")}
 
-    _CONFLICTING = {"read": ("write", "atomic"), "write": ("write", "read", "atomic"), "atomic": ("write", "read")}
+    _CONFLICTING = {
+        "read": ("write", "atomic"),
+        "write": ("write", "read", "atomic"),
+        "atomic": ("write", "read"),
+    }
 
     def access(self, kind: str, at: np.ndarray, who: Who) -> tuple[int, str] | None:
         """Records accesses (rows of granules); the first row in conflict and the earlier kind of access, if any."""

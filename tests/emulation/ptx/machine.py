@@ -124,11 +124,15 @@ class Machine:
             self.symbols.update(dict.fromkeys(dynamic_names, end))
         self.shared_bytes, self.local_bytes = end + dynamic, sizes["local"]
 
-    def bind_arguments(self, args: Sequence[Any], uninitialised: Sequence[int], names: Sequence[str] | None) -> None:
+    def bind_arguments(
+        self, args: Sequence[Any], uninitialised: Sequence[int], names: Sequence[str] | None
+    ) -> None:
         """Put arrays into global memory and everything into parameter memory."""
         parameters = self.kernel.parameters
         if len(args) > len(parameters):
-            raise errors.PtxError(f"{self.kernel.name} has {len(parameters)} parameters, {len(args)} were given")
+            raise errors.PtxError(
+                f"{self.kernel.name} has {len(parameters)} parameters, {len(args)} were given"
+            )
         args = [*args, *[0] * (len(parameters) - len(args))]
         labels = [names[i] if names and i < len(names) else f"argument {i}" for i in range(len(args))]
         arrays = [i for i, value in enumerate(args) if is_array(value)]
@@ -393,7 +397,9 @@ class Machine:
     def _regions(self, space: str, address: np.ndarray, group: Group):
         """For each region that is hit: the rows that hit it, and their bytes in its data."""
         if space == "generic":
-            window = np.where(address >= LOCAL_WINDOW, LOCAL_WINDOW, np.where(address >= SHARED_WINDOW, SHARED_WINDOW, 0))
+            window = np.where(
+                address >= LOCAL_WINDOW, LOCAL_WINDOW, np.where(address >= SHARED_WINDOW, SHARED_WINDOW, 0)
+            )
             for start, name in ((0, "global"), (SHARED_WINDOW, "shared"), (LOCAL_WINDOW, "local")):
                 rows = np.nonzero(window == start)[0]
                 if len(rows):
@@ -450,7 +456,9 @@ class Machine:
             return
         interval = self.block_number[threads] * (1 << 24) + self.barriers_passed[self.local_block[threads]]
         warp_interval = self.warp_number[threads] * (1 << 24) + self.warp_syncs[self.local_warp[threads]]
-        warp_interval = warp_interval * (1 << 12) + self.barriers_passed[self.local_block[threads]] % (1 << 12)
+        warp_interval = warp_interval * (1 << 12) + self.barriers_passed[self.local_block[threads]] % (
+            1 << 12
+        )
         block = self.block_number[threads]
         who = Who(self.thread_number[threads], self.warp_number[threads], block, interval, warp_interval)
         found = region.log.access(kind, granules, who)
@@ -461,7 +469,9 @@ class Machine:
                 f"{kind} of {place} after a {earlier} by another thread that nothing orders; {self.where(threads[row])}"
             )
 
-    def load(self, space: str, address: np.ndarray, size: int, group: Group, kind: str = "read") -> np.ndarray:
+    def load(
+        self, space: str, address: np.ndarray, size: int, group: Group, kind: str = "read"
+    ) -> np.ndarray:
         """Bytes at addresses: one row of ``size`` for each thread."""
         out = np.zeros((len(address), size), np.uint8)
         for region, rows, begin in self.places(space, address, size, "load", group):
@@ -473,7 +483,9 @@ class Machine:
             out[rows] = region.data[begin[:, None] + np.arange(size)]
         return out
 
-    def store(self, space: str, address: np.ndarray, data: np.ndarray, group: Group, kind: str = "write") -> None:
+    def store(
+        self, space: str, address: np.ndarray, data: np.ndarray, group: Group, kind: str = "write"
+    ) -> None:
         """Write rows of bytes."""
         size = data.shape[1]
         for region, rows, begin in self.places(space, address, size, "store", group):
@@ -485,4 +497,6 @@ class Machine:
             lost = (region.data[at] != data[rows]).any(1)
             if lost.any() and self.races:
                 thread = group.threads[rows[lost][0]]
-                raise errors.Race(f"lanes store different values to one {space} address; {self.where(thread)}")
+                raise errors.Race(
+                    f"lanes store different values to one {space} address; {self.where(thread)}"
+                )

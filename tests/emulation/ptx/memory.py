@@ -84,7 +84,10 @@ class GlobalMemory:
     def place(self, arguments: Iterable[tuple[str, Any, bool]]) -> list[int]:
         """Addresses of (name, array, initialised); arrays of one allocation share a region."""
         items = [(name, _extent(array), initialised) for name, array, initialised in arguments]
-        numbers = {root: self._allocation([e for _, e, _ in items if e.root == root]) for root in {e.root for _, e, _ in items}}
+        numbers = {
+            root: self._allocation([e for _, e, _ in items if e.root == root])
+            for root in {e.root for _, e, _ in items}
+        }
         addresses = []
         for name, extent, initialised in items:
             number = numbers[extent.root]

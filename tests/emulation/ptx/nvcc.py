@@ -26,7 +26,17 @@ def compile(source: str | Path, arch: str = "sm_80", options: Sequence[str] = ()
             path = Path(folder, "kernel.cu")
             path.write_text(source, encoding="utf-8")
         target = Path(folder, "kernel.ptx")
-        command = ["nvcc", "-std=c++17", "-O3", "-lineinfo", f"-arch={arch}", "-ptx", "-o", str(target), *options]
+        command = [
+            "nvcc",
+            "-std=c++17",
+            "-O3",
+            "-lineinfo",
+            f"-arch={arch}",
+            "-ptx",
+            "-o",
+            str(target),
+            *options,
+        ]
         done = subprocess.run([*command, str(path)], capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"nvcc failed:\n{done.stderr}")

@@ -217,7 +217,9 @@ def _parameters(text: str) -> list[Parameter]:
 
 def _variables(statement: str) -> list[Variable]:
     match = _VARIABLE.search(statement.strip())
-    if not match or not re.match(r"\.(visible|extern|weak|common|shared|local|global|const)\b", statement.strip()):
+    if not match or not re.match(
+        r"\.(visible|extern|weak|common|shared|local|global|const)\b", statement.strip()
+    ):
         return []
     space, attributes, name, count, values = match.groups()
     kind = next((word[1:] for word in attributes.split() if word[1:] in TYPES), None)

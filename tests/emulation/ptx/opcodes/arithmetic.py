@@ -18,6 +18,13 @@ def _wide(kind: Type) -> Type:
     return TYPES[f"{kind.kind}{2 * kind.bits}"]
 
 
+def _rounding(form: Form) -> str:
+    mode = form.one_of(*_MODES, default="rn")
+    if form.type.name == "f64" and mode != "rn":
+        raise form.unsupported(f"rounding {mode} of f64")
+    return mode
+
+
 def _mul_high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     bits = 8 * a.dtype.itemsize
     if bits < 64:
@@ -59,7 +66,7 @@ def add(form: Form):
     subtract = form.instruction.parts[0] == "sub"
     if not kind.is_float:
         return _prepare(form, 2, np.subtract if subtract else np.add)
-    mode = form.one_of(*_MODES, default="rn")
+    mode = _rounding(form)
     return _prepare(form, 2, lambda a, b: numerics.add(a, -b if subtract else b, kind, mode))
 
 
@@ -67,7 +74,7 @@ def add(form: Form):
 def mul(form: Form):
     kind = form.type
     if kind.is_float:
-        mode = form.one_of(*_MODES, default="rn")
+        mode = _rounding(form)
         return _prepare(form, 2, lambda a, b: numerics.multiply(a, b, kind, mode))
     part = form.one_of("lo", "hi", "wide")
     if part == "lo":
@@ -102,7 +109,7 @@ def mad(form: Form):
 
 @opcode("fma", f"{_FLOATS} f32x2", f"{_ROUNDINGS} ftz sat relu")
 def fma(form: Form):
-    kind, mode = form.type, form.one_of(*_MODES, default="rn")
+    kind, mode = form.type, _rounding(form)
     flat = kind if not kind.element else TYPES[kind.element]
 
     def compute(a, b, c):
@@ -180,7 +187,11 @@ def _function(form: Form):
         if kind.name == "f64":
             result = function(x)
             # Only the upper half of the result is defined; what follows are Newton steps.
-            return (result.view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64) if coarse else result
+            return (
+                (result.view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(np.float64)
+                if coarse
+                else result
+            )
         return numerics.round_to(function(x.astype(np.float64)), 0.0, kind)
 
     return _prepare(form, 1, compute)

@@ -9,8 +9,11 @@ from emulation.ptx.opcodes.registry import Form, opcode
 from emulation.ptx.types import RAW, Type, decode, encode
 
 _TYPES = "b16 b32 b64 u32 u64 s32 s64 f16 bf16 f32 f64 f16x2 bf16x2"
-_OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
-_WHERE = "global shared shared::cta relaxed acquire release acq_rel cta cluster gpu sys noftz v2 v4 L2::cache_hint"
+_REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_OPERATIONS = (*_REDUCTIONS, "exch", "cas")
+_WHERE = (
+    "global shared shared::cta relaxed acquire release acq_rel cta cluster gpu sys noftz v2 v4 L2::cache_hint"
+)
 
 
 def _apply(operation: str, old: np.ndarray, value: np.ndarray, swap: np.ndarray, kind: Type) -> np.ndarray:
@@ -29,14 +32,13 @@ def _apply(operation: str, old: np.ndarray, value: np.ndarray, swap: np.ndarray,
     return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[operation](old, value)
 
 
-@opcode("atom red", _TYPES, f"{' '.join(_OPERATIONS)} {_WHERE}")
+@opcode("atom", _TYPES, f"{' '.join(_OPERATIONS)} {_WHERE}")
+@opcode("red", _TYPES, f"{' '.join(_REDUCTIONS)} {_WHERE}")
 def atomic(form: Form):
     kind, space = form.type, form.space
     operation = form.one_of(*_OPERATIONS)
     returns = form.instruction.parts[0] == "atom"
     operands = form.operands if returns else (None, *form.operands)
-    if not returns and operation in ("exch", "cas"):
-        raise form.unsupported(f"red.{operation}")
     values = form.items(operands[2])
 
     def run(machine, group):

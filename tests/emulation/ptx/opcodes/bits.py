@@ -75,7 +75,9 @@ def funnel_shift(form: Form):
     left, wrap = form.one_of("l", "r") == "l", form.one_of("wrap", "clamp") == "wrap"
 
     def run(machine, group):
-        low, high, amount = (machine.read(operand, _U32, group).astype(np.uint64) for operand in form.operands[1:])
+        low, high, amount = (
+            machine.read(operand, _U32, group).astype(np.uint64) for operand in form.operands[1:]
+        )
         amount = amount & np.uint64(31) if wrap else np.minimum(amount, np.uint64(32))
         both = (high << np.uint64(32)) | low
         result = (both << amount) >> np.uint64(32) if left else both >> amount
@@ -86,7 +88,10 @@ def funnel_shift(form: Form):
 
 def _field(machine, form: Form, group, first: int):
     """Position and length of a bit field, each one byte."""
-    return (machine.read(operand, _U32, group).astype(np.int64) & 255 for operand in form.operands[first : first + 2])
+    return (
+        machine.read(operand, _U32, group).astype(np.int64) & 255
+        for operand in form.operands[first : first + 2]
+    )
 
 
 @opcode("bfe", "u32 u64 s32 s64")
@@ -98,8 +103,12 @@ def extract_field(form: Form):
         position, length = _field(machine, form, group, 2)
         sign_at = np.minimum(position + length - 1, kind.bits - 1)
         shifted = value >> np.minimum(position, kind.bits - 1).astype(kind.dtype)
-        raw = np.where(position >= kind.bits, 0, shifted).astype(kind.dtype).view(f"u{kind.bytes}").astype(np.uint64)
-        mask = np.where(length >= 64, np.uint64(2**64 - 1), (np.uint64(1) << length.clip(0, 63).astype(np.uint64)) - 1)
+        if not kind.is_signed:
+            shifted = np.where(position >= kind.bits, kind.dtype.type(0), shifted)
+        raw = shifted.view(f"u{kind.bytes}").astype(np.uint64)
+        mask = np.where(
+            length >= 64, np.uint64(2**64 - 1), (np.uint64(1) << length.clip(0, 63).astype(np.uint64)) - 1
+        )
         result = raw & mask
         if kind.is_signed:
             sign = (value >> sign_at.clip(0).astype(kind.dtype)) & kind.dtype.type(1)
@@ -115,9 +124,13 @@ def insert_field(form: Form):
     kind = form.type
 
     def run(machine, group):
-        source, base = (machine.read(operand, kind, group).astype(np.uint64) for operand in form.operands[1:3])
+        source, base = (
+            machine.read(operand, kind, group).astype(np.uint64) for operand in form.operands[1:3]
+        )
         position, length = _field(machine, form, group, 3)
-        mask = np.where(length >= 64, np.uint64(2**64 - 1), (np.uint64(1) << length.clip(0, 63).astype(np.uint64)) - 1)
+        mask = np.where(
+            length >= 64, np.uint64(2**64 - 1), (np.uint64(1) << length.clip(0, 63).astype(np.uint64)) - 1
+        )
         shift = position.clip(0, 63).astype(np.uint64)
         mask = np.where(position > 63, np.uint64(0), mask << shift)
         result = (base & ~mask) | ((source << shift) & mask)

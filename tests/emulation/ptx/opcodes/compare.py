@@ -78,7 +78,9 @@ def select(form: Form):
 
     def run(machine, group):
         a, b = (machine.read(operand, kind, group) for operand in form.operands[1:3])
-        machine.write(form.operands[0], np.where(machine.predicate(form.operands[3], group), a, b), kind, group)
+        machine.write(
+            form.operands[0], np.where(machine.predicate(form.operands[3], group), a, b), kind, group
+        )
 
     return run
 

@@ -75,7 +75,9 @@ def barrier(form: Form):
     def run(machine, active, group):
         go_on(machine, group, active)
         if len(active):
-            _wait(machine, form, active, form.operands[0], form.operands[1] if len(form.operands) > 1 else None)
+            _wait(
+                machine, form, active, form.operands[0], form.operands[1] if len(form.operands) > 1 else None
+            )
 
     return run
 
@@ -103,7 +105,7 @@ def barrier_reduction(form: Form):
 
 
 @opcode("membar", "", "cta gl gpu sys")
-@opcode("fence", "", "sc acq_rel acquire release cta cluster gpu sys proxy async async.shared::cta shared::cta alias")
+@opcode("fence", "", "sc acq_rel acquire release cta cluster gpu sys proxy async shared::cta alias")
 @opcode("griddepcontrol", "", "wait launch_dependents")
 def nothing(form: Form):
     """Memory is sequentially consistent here, and there is one kernel at a time."""

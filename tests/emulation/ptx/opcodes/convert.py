@@ -33,7 +33,7 @@ def _integer_to_integer(values: np.ndarray, target: Type, saturate: bool) -> np.
 
 
 def _integer_to_float(values: np.ndarray, target: Type, mode: str) -> np.ndarray:
-    if target.name == "f64" and mode == "rn":
+    if target.name == "f64":
         return values.astype(np.float64)
     high = (values >> np.array(32, values.dtype)) if values.dtype.itemsize == 8 else np.zeros_like(values)
     low = values - (high << np.array(32, values.dtype)) if values.dtype.itemsize == 8 else values
@@ -71,6 +71,8 @@ def convert(form: Form):
         raise form.unsupported("cvt wants two types")
     target, source = form.types
     flush = form.has("ftz")
+    if target.name == "f64" and source.bytes == 8 and form.has("rz", "rm", "rp"):
+        raise form.unsupported("directed rounding to f64")
     if source.is_float and not target.is_float:
         mode = form.one_of(*_TO_INTEGER)
     elif not source.is_float and target.is_float:
@@ -95,6 +97,8 @@ def convert(form: Form):
             upper, lower = (one(machine.read(operand, source, group), half) for operand in form.operands[1:3])
             machine.write(form.operands[0], np.stack([lower, upper], 1), target, group)
         else:
-            machine.write(form.operands[0], one(machine.read(form.operands[1], source, group), target), target, group)
+            machine.write(
+                form.operands[0], one(machine.read(form.operands[1], source, group), target), target, group
+            )
 
     return run

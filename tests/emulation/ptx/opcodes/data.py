@@ -59,7 +59,11 @@ def _read_hint(machine, form: Form, group, position: int) -> None:
         machine.read(form.operands[position], _U64, group)
 
 
-@opcode("ld", _BITS, f"param param::entry shared shared::cta global local const nc acquire v2 v4 v8 {_ORDER} {_CACHE}")
+@opcode(
+    "ld",
+    _BITS,
+    f"param param::entry shared shared::cta global local const nc acquire v2 v4 v8 {_ORDER} {_CACHE}",
+)
 def load(form: Form):
     kind, space = form.type, form.space
     targets = form.items(form.operands[0])
@@ -134,7 +138,9 @@ def is_in_space(form: Form):
     return run
 
 
-@opcode("createpolicy.fractional", "b64", "L2::evict_first L2::evict_last L2::evict_normal L2::evict_unchanged")
+@opcode(
+    "createpolicy.fractional", "b64", "L2::evict_first L2::evict_last L2::evict_normal L2::evict_unchanged"
+)
 def create_policy(form: Form):
     def run(machine, group):
         machine.write(form.operands[0], np.zeros(len(group), np.uint64), _U64, group)
@@ -152,7 +158,7 @@ def prefetch(form: Form):
     return run
 
 
-@opcode("cp.async", "", f"shared shared::cta global {_CACHE}")
+@opcode("cp.async", "", "shared shared::cta global ca cg L2::64B L2::128B L2::256B L2::cache_hint")
 def copy_async(form: Form):
     """Reads global memory now; shared memory holds the bytes, and may be read, only after the wait."""
     target, source, size = form.operands[:3]

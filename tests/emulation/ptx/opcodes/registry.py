@@ -96,7 +96,9 @@ def opcode(names: str, types: str = "", modifiers: str = "", moves: bool = False
         for name in names.split():
             if name in OPCODES:
                 raise ValueError(f"{name} is registered twice")
-            OPCODES[name] = Opcode(name, frozenset(types.split()), frozenset(modifiers.split()), prepare, moves)
+            OPCODES[name] = Opcode(
+                name, frozenset(types.split()), frozenset(modifiers.split()), prepare, moves
+            )
         return prepare
 
     return register

@@ -19,7 +19,9 @@ _ALL = np.uint64(0xFFFFFFFF)
 def _lanes(machine, threads: np.ndarray) -> np.ndarray:
     """For each warp of the batch, the set of lanes among these threads."""
     sets = np.zeros(len(machine.warp_syncs), np.uint64)
-    np.bitwise_or.at(sets, machine.local_warp[threads], np.uint64(1) << machine.lane[threads].astype(np.uint64))
+    np.bitwise_or.at(
+        sets, machine.local_warp[threads], np.uint64(1) << machine.lane[threads].astype(np.uint64)
+    )
     return sets
 
 
@@ -118,9 +120,13 @@ def match(form: Form):
     def work(machine, group, masks):
         values = machine.read(source, kind, group)
         warps = machine.local_warp[group.threads]
-        _, same = np.unique(np.stack([warps.astype(np.uint64), values.astype(np.uint64)]), axis=1, return_inverse=True)
+        _, same = np.unique(
+            np.stack([warps.astype(np.uint64), values.astype(np.uint64)]), axis=1, return_inverse=True
+        )
         sets = np.zeros(same.max() + 1, np.uint64)
-        np.bitwise_or.at(sets, same.reshape(-1), np.uint64(1) << machine.lane[group.threads].astype(np.uint64))
+        np.bitwise_or.at(
+            sets, same.reshape(-1), np.uint64(1) << machine.lane[group.threads].astype(np.uint64)
+        )
         equal = sets[same.reshape(-1)] & masks
         agree = equal == masks
         result = np.where(agree, masks, 0) if every else equal
@@ -149,7 +155,11 @@ def reduce_warp(form: Form):
     def work(machine, group, masks):
         values = machine.read(source, kind, group)
         values = np.abs(values) if form.has("abs") else values
-        _, sets = np.unique(np.stack([machine.local_warp[group.threads].astype(np.uint64), masks]), axis=1, return_inverse=True)
+        _, sets = np.unique(
+            np.stack([machine.local_warp[group.threads].astype(np.uint64), masks]),
+            axis=1,
+            return_inverse=True,
+        )
         sets = sets.reshape(-1)
         result = np.empty_like(values)
         for number in range(sets.max() + 1):
