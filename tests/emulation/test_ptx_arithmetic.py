@@ -170,6 +170,22 @@ def packed_cases() -> None:
             CASES.append(case(f"{operation}.{name} $d, $a;", packed[0], pack(*both)))
 
 
+def mixed_cases() -> None:
+    """sm_100: float32 results of 16-bit sources."""
+    wide = random_floats("f32", seed=3)
+    for name in ("f16", "bf16"):
+        a, b = random_floats(name, seed=4), random_floats(name, seed=5)
+        x, y = from_format(a, name), from_format(b, name)
+        for mode in ("rn", "rz"):
+            total, difference, product = (
+                exactly(function, "f32", mode, x, y, wide)
+                for function in (lambda x, _, z: x + z, lambda x, _, z: x - z, lambda x, y, z: x * y + z)
+            )
+            CASES.append(case(f"add.{mode}.f32.{name} $d, $a, $b;", (a, wide), total))
+            CASES.append(case(f"sub.{mode}.f32.{name} $d, $a, $b;", (a, wide), difference))
+            CASES.append(case(f"fma.{mode}.f32.{name} $d, $a, $b, $c;", (a, b, wide), product))
+
+
 TINY = np.array([1e-39, -1e-40, 1e-20, 2e-38, -3.0, 0.25], np.float32)
 
 
@@ -260,6 +276,7 @@ def function_cases() -> None:
 integer_cases()
 float_cases()
 packed_cases()
+mixed_cases()
 modifier_cases()
 function_cases()
 

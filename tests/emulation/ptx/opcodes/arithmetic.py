@@ -20,7 +20,7 @@ def _wide(kind: Type) -> Type:
 
 def _rounding(form: Form) -> str:
     mode = form.one_of(*_MODES, default="rn")
-    if form.type.name == "f64" and mode != "rn":
+    if form.types[0].name == "f64" and mode != "rn":
         raise form.unsupported(f"rounding {mode} of f64")
     return mode
 
@@ -34,18 +34,22 @@ def _mul_high(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.array([value % (1 << 64) for value in exact], np.uint64).view(a.dtype)
 
 
-def _prepare(form: Form, count: int, compute):
-    """An instruction ``d, a, b, …`` of one type, with .ftz and .sat around the computation."""
-    kind, operands = form.type, form.operands
+def _prepare(form: Form, count: int, compute, narrow: int = 0):
+    """An instruction ``d, a, b, …`` of one type, with .ftz and .sat around the computation.
+
+    The first ``narrow`` sources have the second type of the instruction and are widened.
+    """
+    kind, operands = form.types[0] if narrow else form.type, form.operands
     if len(operands) != count + 1:
         raise form.unsupported(f"{len(operands)} operands")
-    ftz, sat = form.has("ftz"), form.has("sat")
+    kinds = [*form.types[1:2] * narrow, *[kind] * (count - narrow)]
+    ftz, sat, relu = form.has("ftz"), form.has("sat"), form.has("relu")
     if sat and not kind.is_float:
         raise form.unsupported("saturating integers")
-    relu = form.has("relu")
 
     def run(machine, group):
-        values = [machine.read(operand, kind, group) for operand in operands[1:]]
+        sources = zip(operands[1:], kinds, strict=True)
+        values = [machine.read(operand, source, group).astype(kind.dtype) for operand, source in sources]
         if ftz:
             values = [numerics.flush(value) for value in values]
         result = compute(*values)
@@ -60,14 +64,25 @@ def _prepare(form: Form, count: int, compute):
     return run
 
 
+def _narrow_sources(form: Form, count: int) -> int:
+    """How many sources of ``add.f32.f16`` and its like are narrower than the result."""
+    if len(form.types) == 1:
+        return 0
+    names = [kind.name for kind in form.types]
+    if names not in (["f32", "f16"], ["f32", "bf16"]) or form.has("ftz"):
+        raise form.unsupported(f"types {names}")
+    return count
+
+
 @opcode("add sub", f"{_INTEGERS} {_FLOATS} f32x2 u16x2 s16x2", f"{_ROUNDINGS} ftz sat")
 def add(form: Form):
-    kind = form.type
+    narrow = _narrow_sources(form, 1)
+    kind = form.types[0]
     subtract = form.instruction.parts[0] == "sub"
     if not kind.is_float:
         return _prepare(form, 2, np.subtract if subtract else np.add)
     mode = _rounding(form)
-    return _prepare(form, 2, lambda a, b: numerics.add(a, -b if subtract else b, kind, mode))
+    return _prepare(form, 2, lambda a, b: numerics.add(a, -b if subtract else b, kind, mode), narrow)
 
 
 @opcode("mul", f"{_INTEGERS} {_FLOATS} f32x2", f"{_ROUNDINGS} ftz sat lo hi wide")
@@ -109,13 +124,14 @@ def mad(form: Form):
 
 @opcode("fma", f"{_FLOATS} f32x2", f"{_ROUNDINGS} ftz sat relu")
 def fma(form: Form):
-    kind, mode = form.type, _rounding(form)
+    narrow = _narrow_sources(form, 2)
+    kind, mode = form.types[0], _rounding(form)
     flat = kind if not kind.element else TYPES[kind.element]
 
     def compute(a, b, c):
         return numerics.fma(a.reshape(-1), b.reshape(-1), c.reshape(-1), flat, mode).reshape(a.shape)
 
-    return _prepare(form, 3, compute)
+    return _prepare(form, 3, compute, narrow)
 
 
 @opcode("div", f"{_INTEGERS} f32 f64", "rn ftz approx full")

@@ -42,7 +42,7 @@ def _compare(form: Form, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 @opcode("setp", _TYPES, f"{_NAMES} ftz and or xor")
 def set_predicate(form: Form):
     """``setp.cmp.bool p|q, a, b, c``: p is ``(a cmp b) bool c``, q is ``!(a cmp b) bool c``; packed: one for each half."""
-    kind, target = form.types[-1], form.operands[0]
+    kind, target = form.type, form.operands[0]
 
     def run(machine, group):
         value = _compare(form, *(machine.read(operand, kind, group) for operand in form.operands[1:3]))
@@ -87,6 +87,8 @@ def select(form: Form):
 
 @opcode("slct", "b32 u32 s32 f32", "ftz")
 def select_by_sign(form: Form):
+    if len(form.types) != 2:
+        raise form.unsupported("slct with one type")
     kind, by = form.types
 
     def run(machine, group):

@@ -55,9 +55,9 @@ class Form:
 
     @property
     def type(self) -> Type:
-        """The only type, or the first."""
-        if not self.types:
-            raise self.unsupported("an instruction with no type")
+        """The only type."""
+        if len(self.types) != 1:
+            raise self.unsupported(f"{len(self.types)} types where one is wanted")
         return self.types[0]
 
     @property
