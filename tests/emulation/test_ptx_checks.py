@@ -192,6 +192,10 @@ class TestSharedRaces:
         execute(snippet("st.shared.b32 [tile], 5;", threads=32, seed=seed))
         with pytest.raises(ptx.Race, match="different values"):
             execute(snippet("st.shared.b32 [tile], %t;", threads=32, seed=seed))
+        text = "st.shared.b32 [tile], %t; bar.sync 0; ld.shared.b32 $d, [tile];"
+        out = execute(snippet(text, threads=32, seed=seed, lane_conflicts="any"))
+        assert len(set(out)) == 1
+        assert seed is not None or out[0] == 31
 
     def test_atomics_and_plain_accesses(self, seed):
         begin = (

@@ -87,7 +87,9 @@ def test_a_view_counts_with_its_own_extent():
 def test_arguments_that_overlap_share_their_history():
     memory = torch.zeros(40)
     with guard(), pytest.raises(Race):
-        kernels.scatter_sum[(3,)](torch.arange(20) % 6, torch.randn(20, 4), memory[:24], 20, F=4, BLOCK=8, BUG="")
+        kernels.scatter_sum[(3,)](
+            torch.arange(20) % 6, torch.randn(20, 4), memory[:24], 20, F=4, BLOCK=8, BUG=""
+        )
         kernels.row_dot[(2,)](memory[:16], memory[16:32], memory[8:16], 8, 2, F=2, BLOCK=4)
 
 

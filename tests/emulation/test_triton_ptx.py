@@ -59,14 +59,25 @@ def test_a_missing_barrier_is_found():
     """The barriers of a reduction, taken out of Triton's own PTX."""
     compiled = inspect.compile_for(
         kernels.row_dot,
-        {"x": "*fp32", "y": "*fp32", "out": "*fp32", "n": "i32", "stride": "i32", "F": "constexpr", "BLOCK": "constexpr"},
+        {
+            "x": "*fp32",
+            "y": "*fp32",
+            "out": "*fp32",
+            "n": "i32",
+            "stride": "i32",
+            "F": "constexpr",
+            "BLOCK": "constexpr",
+        },
         {"F": 128, "BLOCK": 1},
         "sm_80",
     )
     x, y, out = torch.randn(4, 128), torch.randn(4, 128), torch.zeros(4)
-    for text, finds in ((compiled.ptx, ()), (compiled.ptx.replace("bar.sync", "// bar.sync"), (ptx.Race, ptx.Uninitialised))):
+    for text, finds in (
+        (compiled.ptx, ()),
+        (compiled.ptx.replace("bar.sync", "// bar.sync"), (ptx.Race, ptx.Uninitialised)),
+    ):
         kernel = ptx.parse(text).kernel()
-        options = {"shared_bytes": compiled.shared_bytes, "undefined": 0}
+        options = {"shared_bytes": compiled.shared_bytes, "undefined": 0, "lane_conflicts": "any"}
         if not finds:
             ptx.launch(kernel, 4, 128, [x, y, out, 4, 128], **options)
             torch.testing.assert_close(out, (x * y).sum(1))
@@ -106,7 +117,9 @@ class TestInspect:
     signature = {"rowptr": "*i32", "x": "*fp32", "y": "*fp32", "BLOCK": "constexpr", "BUG": "constexpr"}
 
     def compile(self, target, **options):
-        return inspect.compile_for(kernels.segment_softmax, self.signature, {"BLOCK": 256, "BUG": ""}, target, **options)
+        return inspect.compile_for(
+            kernels.segment_softmax, self.signature, {"BLOCK": 256, "BUG": ""}, target, **options
+        )
 
     @pytest.mark.parametrize("target", inspect.TARGETS)
     def test_every_target_compiles_and_reports(self, target):
@@ -124,7 +137,8 @@ class TestInspect:
         compiled = self.compile("sm_80", maxnreg=16)
         wide = inspect.compile_for(
             kernels.row_dot,
-            {name: "*fp32" for name in ("x", "y", "out")} | {"n": "i32", "stride": "i32", "F": "constexpr", "BLOCK": "constexpr"},
+            {name: "*fp32" for name in ("x", "y", "out")}
+            | {"n": "i32", "stride": "i32", "F": "constexpr", "BLOCK": "constexpr"},
             {"F": 512, "BLOCK": 16},
             "sm_80",
             maxnreg=24,

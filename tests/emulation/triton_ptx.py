@@ -99,11 +99,15 @@ def _prepare(kernel: JITFunction, values: dict[str, Any], target: str, options: 
 
 
 @contextlib.contextmanager
-def emulate(arch: int | str = 80, undefined: str | int = 0, **checks: Any) -> Iterator[Launches]:
+def emulate(
+    arch: int | str = 80, undefined: str | int = 0, lane_conflicts: str = "any", **checks: Any
+) -> Iterator[Launches]:
     """Inside, ``kernel[grid](...)`` compiles for ``sm_<arch>`` and runs the PTX on the CPU tensors given.
 
-    ``undefined`` and the other ``checks`` (seed, races, batch) are those of :func:`emulation.ptx.launch`. By default
-    registers begin with garbage instead of being reported: Triton shuffles values of lanes that it never uses.
+    ``undefined``, ``lane_conflicts`` and the other ``checks`` (seed, races, batch) are those of
+    :func:`emulation.ptx.launch`, but lenient by default where Triton's own code is loose: it shuffles registers of
+    lanes that it never uses, and lets all lanes of a warp store a reduced value that, with fused multiply-adds,
+    differs between them in the last bit.
     """
     target = arch if isinstance(arch, str) else f"sm_{arch}"
     launches = Launches()
@@ -125,6 +129,7 @@ def emulate(arch: int | str = 80, undefined: str | int = 0, **checks: Any) -> It
             shared_bytes=compiled.shared_bytes,
             names=[name for name, _ in given],
             undefined=undefined,
+            lane_conflicts=lane_conflicts,
             **checks,
         )
         launches.append(result)

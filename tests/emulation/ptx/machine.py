@@ -51,6 +51,7 @@ def launch(
     races: bool = True,
     uninitialised: Sequence[int] = (),
     undefined: str | int = "error",
+    lane_conflicts: str = "error",
     names: Sequence[str] | None = None,
     batch: int = 64,
 ) -> Result:
@@ -59,12 +60,15 @@ def launch(
     ``args`` in the order of the parameters: arrays, ints, floats, or bytes for a structure; missing ones at the end
     (Triton's scratch pointers) are 0. ``uninitialised`` names positions of arrays that may not be read before they are
     written. ``undefined="error"`` reports reads of registers that nothing wrote; an int fills registers with garbage of
-    that seed instead. ``batch`` blocks run at a time.
+    that seed instead. ``lane_conflicts="error"`` reports lanes of a warp that store different values to one address in one
+    instruction; with ``"any"`` one of them wins, the last or, with a seed, a random one. ``batch`` blocks run at a time.
     """
     grid, block = _triple(grid), _triple(block)
     if kernel.threads and _triple(kernel.threads) != block:
         raise errors.PtxError(f"{kernel.name} requires blocks of {kernel.threads} threads, not {block}")
-    machine = Machine(kernel, grid, block, shared_bytes, seed, races, undefined)
+    if lane_conflicts not in ("error", "any"):
+        raise ValueError(f"lane_conflicts is {lane_conflicts!r}, wanted 'error' or 'any'")
+    machine = Machine(kernel, grid, block, shared_bytes, seed, races, undefined, lane_conflicts == "error")
     machine.bind_arguments(args, uninitialised, names)
     blocks = np.arange(grid[0] * grid[1] * grid[2])
     if machine.random is not None:
@@ -86,9 +90,11 @@ class Machine:
         seed: int | None,
         races: bool,
         undefined: str | int,
+        lanes_must_agree: bool,
     ) -> None:
         self.kernel, self.grid, self.block = kernel, grid, block
         self.races, self.undefined = races, undefined
+        self.lanes_must_agree = races and lanes_must_agree
         self.random = None if seed is None else np.random.default_rng(seed)
         self.result = Result(kernel.name)
         self.code = [registry.bind(instruction) for instruction in kernel.instructions]
@@ -492,10 +498,14 @@ class Machine:
             granules = region.granules(begin, size)
             self.track(region, granules, kind, group.threads[rows])
             at = begin[:, None] + np.arange(size)
-            region.data[at] = data[rows]
+            if self.random is not None:
+                order = self.random.permutation(len(rows))
+                region.data[at[order]] = data[rows[order]]
+            else:
+                region.data[at] = data[rows]
             region.initialised[granules] = True
             lost = (region.data[at] != data[rows]).any(1)
-            if lost.any() and self.races:
+            if lost.any() and self.lanes_must_agree:
                 thread = group.threads[rows[lost][0]]
                 raise errors.Race(
                     f"lanes store different values to one {space} address; {self.where(thread)}"
