@@ -1,7 +1,8 @@
 """Small kernels around one instruction, and exact arithmetic to compare it with.
 
-A snippet sees, for arrays ``a``, ``b``, … (inputs) and ``d``, ``e``, … (outputs): ``$a`` the thread's element in a register,
-``%at_a`` the address of that element and ``%base_a`` that of the array. Outputs named ``$d`` are stored after the snippet.
+A snippet sees, for arrays ``a``, ``b``, … (inputs) and ``d``, ``e``, … (outputs): ``$a`` the thread's element
+in a register, ``%at_a`` the address of that element and ``%base_a`` that of the array. Outputs named ``$d``
+are stored after the snippet.
 """
 
 from __future__ import annotations

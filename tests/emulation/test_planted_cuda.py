@@ -1,4 +1,4 @@
-"""Bugs planted in CUDA C++ kernels: found on the host under sanitizers, and in the PTX that nvcc makes of them."""
+"""Bugs planted in CUDA kernels: found on the host under sanitizers, and in the PTX that nvcc makes."""
 
 from __future__ import annotations
 

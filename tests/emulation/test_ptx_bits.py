@@ -27,7 +27,10 @@ def logic_cases() -> None:
         CASES.append(case(f"not.b{bits} $d, $a;", a, ~a))
     a, b = np.array([0, 0, 1, 1], np.uint32), np.array([0, 1, 0, 1], np.uint32)
     for operation, expected in (("and", a & b), ("or", a | b), ("xor", a ^ b)):
-        text = f"setp.ne.u32 %p1, $a, 0; setp.ne.u32 %p2, $b, 0; {operation}.pred %p3, %p1, %p2; selp.u32 $d, 1, 0, %p3;"
+        text = (
+            f"setp.ne.u32 %p1, $a, 0; setp.ne.u32 %p2, $b, 0; {operation}.pred %p3, %p1, %p2; "
+            f"selp.u32 $d, 1, 0, %p3;"
+        )
         CASES.append(case(text, (a, b), expected))
     CASES.append(case("setp.ne.u32 %p1, $a, 0; not.pred %p2, %p1; selp.u32 $d, 1, 0, %p2;", a, 1 - a))
     a, b, c = (random_integers(np.uint32, seed=seed) for seed in range(3))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emulation import ptx
-from emulation.snippets import Case, case, run, source
+from emulation.snippets import Case, run, source
 
 T64 = np.arange(64, dtype=np.uint32)
 TILE = ".shared .align 16 .b8 tile[256];"
@@ -86,7 +86,10 @@ class TestAlignment:
             execute(snippet(text))
 
     def test_rows_that_are_no_multiple_of_the_vector(self):
-        text = "mad.wide.u32 %l1, %t, 12, %base_a; setp.lt.u32 %p1, %t, 2; @%p1 ld.global.v2.b32 {%r1, %r2}, [%l1];"
+        text = (
+            "mad.wide.u32 %l1, %t, 12, %base_a; setp.lt.u32 %p1, %t, 2; "
+            "@%p1 ld.global.v2.b32 {%r1, %r2}, [%l1];"
+        )
         with pytest.raises(ptx.Misaligned, match="8 bytes"):
             execute(snippet(text))
 
@@ -119,9 +122,9 @@ class TestUninitialised:
             execute(snippet(SHARED + "ld.shared.b32 $d, [%r2];"))
 
     def test_shared_memory_of_another_block_does_not_count(self):
-        text = (
-            SHARED
-            + "mov.u32 %r3, %ctaid.x; setp.eq.u32 %p1, %r3, 0; @%p1 st.shared.b32 [%r2], %t; bar.sync 0; ld.shared.b32 $d, [%r2];"
+        text = SHARED + (
+            "mov.u32 %r3, %ctaid.x; setp.eq.u32 %p1, %r3, 0; @%p1 st.shared.b32 [%r2], %t; "
+            "bar.sync 0; ld.shared.b32 $d, [%r2];"
         )
         with pytest.raises(ptx.Uninitialised, match="block 1"):
             execute(snippet(text, grid=2))
@@ -136,9 +139,8 @@ class TestUninitialised:
         )
 
     def test_a_copy_that_was_not_waited_for(self):
-        copy = (
-            SHARED
-            + "cp.async.ca.shared.global [%r2], [%at_a], 4; cp.async.commit_group; {} ld.shared.b32 $d, [%r2];"
+        copy = SHARED + (
+            "cp.async.ca.shared.global [%r2], [%at_a], 4; cp.async.commit_group; {} ld.shared.b32 $d, [%r2];"
         )
         execute(snippet(copy.format("cp.async.wait_group 0;")))
         with pytest.raises(ptx.Uninitialised, match="shared memory"):
@@ -184,8 +186,8 @@ class TestSharedRaces:
         execute(snippet(f"{WRITE} bar.sync 0; {READ_OTHER_LANE}", seed=seed))
         with pytest.raises(ptx.Race):
             execute(snippet(f"{WRITE} {READ_OTHER_LANE}", seed=seed))
+        shuffle = "shfl.sync.bfly.b32 %r7, %t, 1, 31, -1;"
         with pytest.raises(ptx.Race):
-            shuffle = "shfl.sync.bfly.b32 %r7, %t, 1, 31, -1;"
             execute(snippet(f"{WRITE} {shuffle} {READ_OTHER_LANE}", seed=seed))
 
     def test_lanes_that_store_different_values(self, seed):
@@ -212,7 +214,10 @@ class TestSharedRaces:
 @pytest.mark.parametrize("seed", ORDERS)
 class TestGlobalRaces:
     def test_sum_without_atomics(self, seed):
-        text = "setp.eq.u32 %p1, %t, 0; @%p1 ld.global.b32 %r1, [%base_d]; @%p1 add.u32 %r1, %r1, 1; @%p1 st.global.b32 [%base_d], %r1;"
+        text = (
+            "setp.eq.u32 %p1, %t, 0; @%p1 ld.global.b32 %r1, [%base_d]; @%p1 add.u32 %r1, %r1, 1; "
+            "@%p1 st.global.b32 [%base_d], %r1;"
+        )
         execute(snippet(text, seed=seed))
         with pytest.raises(ptx.Race, match="argument 1"):
             execute(snippet(text, grid=2, seed=seed))
@@ -231,7 +236,10 @@ class TestGlobalRaces:
             execute(snippet("setp.eq.u32 %p1, %t, 0; @%p1 st.global.b32 [%base_d], 7;", grid=2, seed=seed))
 
     def test_a_barrier_orders_one_block_only(self, seed):
-        text = "st.global.b32 [%at_d], %t; bar.sync 0; xor.b32 %r1, %t, 32; mad.wide.u32 %l1, %r1, 4, %base_d; ld.global.b32 %r2, [%l1];"
+        text = (
+            "st.global.b32 [%at_d], %t; bar.sync 0; xor.b32 %r1, %t, 32; "
+            "mad.wide.u32 %l1, %r1, 4, %base_d; ld.global.b32 %r2, [%l1];"
+        )
         execute(snippet(text, seed=seed))
         with pytest.raises(ptx.Race):
             execute(snippet(text.replace("bar.sync 0;", ""), seed=seed))
@@ -248,11 +256,18 @@ class TestGlobalRaces:
 
     def test_small_elements_beside_each_other(self, seed):
         halves = np.arange(128, dtype=np.uint16)
-        text = "mov.u32 %r1, %ctaid.x; mad.lo.u32 %r2, %t, 2, %r1; mad.wide.u32 %l1, %r2, 2, %base_d; cvt.u16.u32 %h1, %r2; st.global.b16 [%l1], %h1;"
+        text = (
+            "mov.u32 %r1, %ctaid.x; mad.lo.u32 %r2, %t, 2, %r1; "
+            "mad.wide.u32 %l1, %r2, 2, %base_d; cvt.u16.u32 %h1, %r2; "
+            "st.global.b16 [%l1], %h1;"
+        )
         run(Case(text, (halves,), (halves,), grid=2, options={"seed": seed}))
 
     def test_strong_accesses_do_not_race(self, seed):
-        text = "setp.eq.u32 %p1, %t, 0; @%p1 st.relaxed.gpu.global.b32 [%base_d], 7; ld.relaxed.gpu.global.b32 %r1, [%base_d];"
+        text = (
+            "setp.eq.u32 %p1, %t, 0; @%p1 st.relaxed.gpu.global.b32 [%base_d], 7; "
+            "ld.relaxed.gpu.global.b32 %r1, [%base_d];"
+        )
         execute(snippet(text, grid=2, seed=seed))
 
 
@@ -293,7 +308,10 @@ class TestBarriers:
         execute(snippet(text.replace("-1;", "0xfffffff0;"), threads=32))
 
     def test_lanes_that_wait_elsewhere_are_in_the_mask(self):
-        text = "setp.lt.u32 %p1, %t, 3; @%p1 bra LOW; shfl.sync.bfly.b32 $d, %t, 1, 31, -1; bra END; LOW: bar.sync 0; mov.u32 $d, 1; END:"
+        text = (
+            "setp.lt.u32 %p1, %t, 3; @%p1 bra LOW; shfl.sync.bfly.b32 $d, %t, 1, 31, -1; bra END; "
+            "LOW: bar.sync 0; mov.u32 $d, 1; END:"
+        )
         with pytest.raises(ptx.DivergentBarrier):
             execute(snippet(text))
 

@@ -58,7 +58,10 @@ def predicate_cases() -> None:
         CASES.append(case(f"setp.{name}.u32 %p1, $a, $b; {AS_NUMBER}", (a, b), number(ORDERED[same](a, b))))
     third = np.arange(len(a), dtype=np.uint32) % 2
     for name, function in (("and", np.logical_and), ("or", np.logical_or), ("xor", np.logical_xor)):
-        text = f"setp.ne.u32 %p2, $c, 0; setp.lt.{name}.u32 %p1|%p3, $a, $b, !%p2; {AS_NUMBER} selp.u32 $e, 1, 0, %p3;"
+        text = (
+            f"setp.ne.u32 %p2, $c, 0; setp.lt.{name}.u32 %p1|%p3, $a, $b, !%p2; "
+            f"{AS_NUMBER} selp.u32 $e, 1, 0, %p3;"
+        )
         less = a < b
         expected = number(function(less, third == 0)), number(function(~less, third == 0))
         CASES.append(case(text, (a, b, third), expected))

@@ -32,7 +32,7 @@ FAMILIES = (
 
 
 def covered_parts() -> dict[str, set[str]]:
-    """For every opcode, the modifiers and types of the instructions in the snippets (not in what surrounds them)."""
+    """For every opcode, the modifiers and types that snippets use (not the code around them)."""
     parts = defaultdict(set)
     cases: list[Case] = [item for family in FAMILIES for item in family.CASES]
     for item in [*cases, test_ptx_control.TRAP]:
@@ -117,7 +117,10 @@ def test_entries_are_found_by_a_part_of_their_name():
 
 
 def test_registers_of_inner_scopes_are_their_own():
-    text = "mov.u32 %r1, 1; { .reg .b64 %r1; mov.u64 %r1, 5000000000; cvt.u32.u64 %r2, %r1; } add.u32 $d, %r1, %r2;"
+    text = (
+        "mov.u32 %r1, 1; { .reg .b64 %r1; mov.u64 %r1, 5000000000; cvt.u32.u64 %r2, %r1; "
+        "} add.u32 $d, %r1, %r2;"
+    )
     values = np.arange(64, dtype=np.uint32)
     run(case(text, values, np.full(64, 5000000001 % 2**32, np.uint32)))
 

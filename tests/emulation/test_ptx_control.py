@@ -18,15 +18,22 @@ def control_cases() -> None:
     CASES.append(case(text, T64, np.where(T64 < 10, 3, 7).astype(np.uint32)))
     text = "setp.lt.u32 %p1, %t, 10; @!%p1 bra HIGH; mov.u32 $d, 3; bra END; HIGH: mov.u32 $d, 7; END:"
     CASES.append(case(text, T64, np.where(T64 < 10, 3, 7).astype(np.uint32)))
-    loop = "mov.u32 %r1, 0; mov.u32 $d, 0; AGAIN: add.u32 $d, $d, %r1; add.u32 %r1, %r1, 1; setp.le.u32 %p1, %r1, %t; @%p1 bra AGAIN;"
+    loop = (
+        "mov.u32 %r1, 0; mov.u32 $d, 0; AGAIN: add.u32 $d, $d, %r1; add.u32 %r1, %r1, 1; "
+        "setp.le.u32 %p1, %r1, %t; @%p1 bra AGAIN;"
+    )
     CASES.append(case(loop, T64, (T64 * (T64 + 1) // 2).astype(np.uint32)))
     CASES.append(case(loop, T64, (T64 * (T64 + 1) // 2).astype(np.uint32), options={"seed": 3}))
     table = """and.b32 %r1, %t, 3; TABLE: .branchtargets A, B, C, D; brx.idx{} %r1, TABLE;
-        A: mov.u32 $d, 10; bra END; B: mov.u32 $d, 20; bra END; C: mov.u32 $d, 30; bra END; D: mov.u32 $d, 40; END:"""
+        A: mov.u32 $d, 10; bra END; B: mov.u32 $d, 20; bra END; C: mov.u32 $d, 30; bra END;
+        D: mov.u32 $d, 40; END:"""
     for uni in ("", ".uni"):
         CASES.append(case(table.format(uni), T64, (T64 % 4 * 10 + 10).astype(np.uint32)))
     for leave in ("ret", "exit", "ret.uni", "exit.uni"):
-        text = f"mov.u32 %r1, 1; st.global.b32 [%at_d], %r1; setp.ge.u32 %p1, %t, 32; @%p1 {leave}; mov.u32 %r1, 5; st.global.b32 [%at_d], %r1;"
+        text = (
+            f"mov.u32 %r1, 1; st.global.b32 [%at_d], %r1; setp.ge.u32 %p1, %t, 32; @%p1 {leave}; "
+            f"mov.u32 %r1, 5; st.global.b32 [%at_d], %r1;"
+        )
         CASES.append(case(text, T64, np.where(T64 < 32, 5, 1).astype(np.uint32)))
     tile = ".shared .align 4 .b8 tile[256];"
     for barrier in (
@@ -40,7 +47,11 @@ def control_cases() -> None:
         "bar.sync.aligned 0;",
         "barrier.cta.sync 0;",
     ):
-        text = f"mov.u32 %r1, tile; mad.lo.u32 %r2, %t, 4, %r1; st.shared.b32 [%r2], %t; {barrier} sub.u32 %r3, 63, %t; mad.lo.u32 %r4, %r3, 4, %r1; ld.shared.b32 $d, [%r4];"
+        text = (
+            f"mov.u32 %r1, tile; mad.lo.u32 %r2, %t, 4, %r1; st.shared.b32 [%r2], %t; "
+            f"{barrier} sub.u32 %r3, 63, %t; mad.lo.u32 %r4, %r3, 4, %r1; "
+            f"ld.shared.b32 $d, [%r4];"
+        )
         CASES.append(case(text, T64, T64[::-1].copy(), declarations=tile))
     for stem in ("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red"):
         for aligned in ("", ".aligned"):
@@ -114,10 +125,18 @@ def shuffle_cases() -> None:
     CASES.append(case(text, a, expected(index // 8 * 8 + 1, index >= 0)))
     text = "shfl.sync.bfly.b32 $d, $a, 1, 31, -1;"
     CASES.append(case(text, a, pairs[:, index ^ 1].reshape(-1)))
-    text = "and.b32 %r1, %t, 16; setp.eq.u32 %p1, %r1, 0; @%p1 bra LOW; shfl.sync.bfly.b32 $d, $a, 1, 31, 0xffff0000; bra END; LOW: shfl.sync.bfly.b32 $d, $a, 2, 31, 0xffff; END:"
+    text = (
+        "and.b32 %r1, %t, 16; setp.eq.u32 %p1, %r1, 0; @%p1 bra LOW; "
+        "shfl.sync.bfly.b32 $d, $a, 1, 31, 0xffff0000; bra END; "
+        "LOW: shfl.sync.bfly.b32 $d, $a, 2, 31, 0xffff; END:"
+    )
     CASES.append(case(text, a, pairs[:, np.where(index < 16, index ^ 2, index ^ 1)].reshape(-1)))
     # Lanes that arrive late are waited for.
-    text = "setp.lt.u32 %p1, %t, 7; mov.b32 %r1, $a; @%p1 bra LATE; bra MEET; MEET: shfl.sync.bfly.b32 $d, %r1, 1, 31, -1; bra END; LATE: add.u32 %r1, %r1, 1; bra MEET; END:"
+    text = (
+        "setp.lt.u32 %p1, %t, 7; mov.b32 %r1, $a; @%p1 bra LATE; bra MEET; "
+        "MEET: shfl.sync.bfly.b32 $d, %r1, 1, 31, -1; bra END; LATE: add.u32 %r1, %r1, 1; "
+        "bra MEET; END:"
+    )
     later = np.where(T64 < 7, a + np.uint32(1), a).reshape(2, 32)[:, index ^ 1].reshape(-1)
     CASES.append(case(text, a, later))
     CASES.append(case(text, a, later, options={"seed": 5}))
@@ -179,7 +198,11 @@ def reduction_cases() -> None:
     CASES.append(
         case("redux.sync.max.abs.f32 $d, $a, -1;", a, np.repeat(np.fmax.reduce(np.abs(rows), 1), 32))
     )
-    text = "mov.u32 %r1, tile; mad.lo.u32 %r2, %t, 4, %r1; st.shared.b32 [%r2], %t; bar.warp.sync -1; xor.b32 %r3, %t, 1; mad.lo.u32 %r4, %r3, 4, %r1; ld.shared.b32 $d, [%r4];"
+    text = (
+        "mov.u32 %r1, tile; mad.lo.u32 %r2, %t, 4, %r1; st.shared.b32 [%r2], %t; "
+        "bar.warp.sync -1; xor.b32 %r3, %t, 1; mad.lo.u32 %r4, %r3, 4, %r1; "
+        "ld.shared.b32 $d, [%r4];"
+    )
     CASES.append(case(text, T64, T64 ^ 1, declarations=".shared .align 4 .b8 tile[256];"))
 
 
@@ -193,7 +216,11 @@ def matrix_cases() -> None:
         moves = " ".join(f"mov.b32 ${'defg'[i]}, %r{i + 5};" for i in range(count))
         fill = "mov.u32 %r1, tile; mad.lo.u32 %r2, %t, 4, %r1; setp.lt.u32 %p1, %t, 32;"
         # 32 threads store 128 words, 4 each; row r of matrix i begins at 128 i + 16 r bytes.
-        fill += "mad.wide.u32 %l1, %t, 16, %base_a; mad.lo.u32 %r3, %t, 16, %r1; ld.global.v4.b32 {%r9, %r10, %r11, %r12}, [%l1]; st.shared.v4.b32 [%r3], {%r9, %r10, %r11, %r12}; bar.sync 0;"
+        fill += (
+            "mad.wide.u32 %l1, %t, 16, %base_a; mad.lo.u32 %r3, %t, 16, %r1; "
+            "ld.global.v4.b32 {%r9, %r10, %r11, %r12}, [%l1]; "
+            "st.shared.v4.b32 [%r3], {%r9, %r10, %r11, %r12}; bar.sync 0;"
+        )
         for transposed in ("", ".trans"):
             for space in ("shared", "shared::cta"):
                 tiles = matrices.transpose(0, 2, 1) if transposed else matrices
@@ -202,13 +229,21 @@ def matrix_cases() -> None:
                     | tile[lane // 4, lane % 4 * 2 + 1].astype(np.uint32) << np.uint32(16)
                     for tile in tiles
                 )
-                text = f"{fill} ldmatrix.sync.aligned.m8n8.x{count}{transposed}.{space}.b16 {{{registers}}}, [%r3]; {moves}"
+                text = (
+                    f"{fill} ldmatrix.sync.aligned.m8n8.x{count}{transposed}.{space}.b16 {{{registers}}}, "
+                    f"[%r3]; {moves}"
+                )
                 CASES.append(Case(text, (words,), expected, declarations=".shared .align 16 .b8 tile[512];"))
                 # What ldmatrix reads back is what stmatrix stored in the same way.
                 back = " ".join(
                     f"mov.b32 %r{i + 5}, {1000 + i}; add.u32 %r{i + 5}, %r{i + 5}, %t;" for i in range(count)
                 )
-                text = f"{fill} {back} stmatrix.sync.aligned.m8n8.x{count}{transposed}.{space}.b16 [%r3], {{{registers}}}; bar.sync 0; ldmatrix.sync.aligned.m8n8.x{count}{transposed}.{space}.b16 {{{registers}}}, [%r3]; {moves}"
+                text = (
+                    f"{fill} {back} stmatrix.sync.aligned.m8n8.x{count}{transposed}.{space}.b16 [%r3], "
+                    f"{{{registers}}}; bar.sync 0; "
+                    f"ldmatrix.sync.aligned.m8n8.x{count}{transposed}.{space}.b16 {{{registers}}}, [%r3]; "
+                    f"{moves}"
+                )
                 stored = tuple((1000 + i + lane).astype(np.uint32) for i in range(count))
                 CASES.append(Case(text, (words,), stored, declarations=".shared .align 16 .b8 tile[512];"))
 

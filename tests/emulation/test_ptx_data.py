@@ -20,14 +20,51 @@ from emulation.snippets import (
 )
 
 CASES: list[Case] = []
-LOAD_HINTS = (
-    "nc weak ca cg cs lu cv L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate "
-    "L2::evict_normal L2::evict_first L2::evict_last L2::64B L2::128B L2::256B volatile wb wt"
-).split()
-STORE_HINTS = (
-    "weak wb cg cs wt ca cv lu L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate "
-    "L2::evict_normal L2::evict_first L2::evict_last L2::64B L2::128B L2::256B volatile"
-).split()
+LOAD_HINTS = [
+    "nc",
+    "weak",
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "L1::evict_normal",
+    "L1::evict_unchanged",
+    "L1::evict_first",
+    "L1::evict_last",
+    "L1::no_allocate",
+    "L2::evict_normal",
+    "L2::evict_first",
+    "L2::evict_last",
+    "L2::64B",
+    "L2::128B",
+    "L2::256B",
+    "volatile",
+    "wb",
+    "wt",
+]
+STORE_HINTS = [
+    "weak",
+    "wb",
+    "cg",
+    "cs",
+    "wt",
+    "ca",
+    "cv",
+    "lu",
+    "L1::evict_normal",
+    "L1::evict_unchanged",
+    "L1::evict_first",
+    "L1::evict_last",
+    "L1::no_allocate",
+    "L2::evict_normal",
+    "L2::evict_first",
+    "L2::evict_last",
+    "L2::64B",
+    "L2::128B",
+    "L2::256B",
+    "volatile",
+]
 
 
 def move_cases() -> None:
@@ -98,8 +135,10 @@ def vector_cases() -> None:
         stem = {2: "h", 4: "r", 8: "l"}[np.dtype(dtype).itemsize]
         registers = "{" + ", ".join(f"%{stem}{i + 1}" for i in range(count)) + "}"
         text = (
-            f"setp.lt.u32 %p1, %t, 16; mad.wide.u32 %l11, %t, {size}, %base_a; mad.wide.u32 %l12, %t, {size}, %base_d;"
-            f"@%p1 ld.global.v{count}.{kind} {registers}, [%l11]; @%p1 st.global.v{count}.{kind} [%l12], {registers};"
+            f"setp.lt.u32 %p1, %t, 16; mad.wide.u32 %l11, %t, {size}, %base_a;"
+            f"mad.wide.u32 %l12, %t, {size}, %base_d;"
+            f"@%p1 ld.global.v{count}.{kind} {registers}, [%l11];"
+            f"@%p1 st.global.v{count}.{kind} [%l12], {registers};"
         )
         CASES.append(case(text, a, a))
     pairs = random_integers(np.uint64, 128).reshape(64, 2)
@@ -113,8 +152,10 @@ def space_cases() -> None:
         text = f"""mov.u32 %r1, tile; mad.lo.u32 %r2, %t, 4, %r1; st.{space}.b32 [%r2], $a; bar.sync 0;
             xor.b32 %r3, %t, 37; mad.lo.u32 %r4, %r3, 4, %r1; ld.{space}.b32 $d, [%r4];"""
         CASES.append(case(text, a, a[np.arange(64) ^ 37], declarations=shared))
-    text = """mov.u64 %l1, tile; cvta.shared.u64 %l2, %l1; mad.wide.u32 %l3, %t, 4, %l2; st.b32 [%l3], $a; bar.sync 0;
-        cvta.to.shared.u64 %l4, %l3; cvt.u32.u64 %r1, %l4; ld.shared.b32 $d, [%r1]; isspacep.shared %p1, %l3;
+    text = """mov.u64 %l1, tile; cvta.shared.u64 %l2, %l1; mad.wide.u32 %l3, %t, 4, %l2; st.b32 [%l3], $a;
+            bar.sync 0;
+        cvta.to.shared.u64 %l4, %l3; cvt.u32.u64 %r1, %l4; ld.shared.b32 $d, [%r1];
+        isspacep.shared %p1, %l3;
         selp.u32 $e, 1, 0, %p1; isspacep.global %p2, %l3; selp.u32 $f, 1, 0, %p2;"""
     yes, no = np.ones(64, np.uint32), np.zeros(64, np.uint32)
     CASES.append(case(text, a, (a, yes, no), declarations=shared))
@@ -128,7 +169,8 @@ def space_cases() -> None:
             declarations=shared,
         )
     )
-    text = """cvta.global.u64 %l1, %at_a; cvta.to.global.u64 %l2, %l1; ld.b32 $d, [%l1]; isspacep.global %p1, %l2;
+    text = """cvta.global.u64 %l1, %at_a; cvta.to.global.u64 %l2, %l1; ld.b32 $d, [%l1];
+            isspacep.global %p1, %l2;
         selp.u32 $e, 1, 0, %p1; isspacep.const %p2, %l2; cvta.to.const.u64 %l3, %l2;"""
     CASES.append(case(text, a, (a, yes)))
     text = "cvt.u32.u64 %r1, %l1; cvta.to.global.u32 %r2, %r1; mov.u32 $d, %r2;"
@@ -155,15 +197,25 @@ def copy_cases() -> None:
     shared = ".shared .align 16 .b8 tile[1024];"
     begin = "mov.u32 %r1, tile; mad.lo.u32 %r2, %t, 4, %r1;"
     for cache in ("ca", "ca.L2::64B", "ca.L2::128B", "ca.L2::256B"):
-        text = f"{begin} cp.async.{cache}.shared.global [%r2], [%at_a], 4; cp.async.commit_group; cp.async.wait_group 0; ld.shared.b32 $d, [%r2];"
+        text = (
+            f"{begin} cp.async.{cache}.shared.global [%r2], [%at_a], 4; cp.async.commit_group; "
+            f"cp.async.wait_group 0; ld.shared.b32 $d, [%r2];"
+        )
         CASES.append(case(text, a, a, declarations=shared))
-    text = f"{begin} cp.async.ca.shared::cta.global [%r2], [%at_a], 4; cp.async.wait_all; ld.shared.b32 $d, [%r2];"
+    text = (
+        f"{begin} cp.async.ca.shared::cta.global [%r2], [%at_a], 4; cp.async.wait_all; "
+        f"ld.shared.b32 $d, [%r2];"
+    )
     CASES.append(case(text, a, a, declarations=shared))
-    text = f"""{begin} createpolicy.fractional.L2::evict_first.b64 %l1, 1.0; setp.lt.u32 %p1, %t, 16; selp.u32 %r3, 4, 0, %p1;
-        cp.async.ca.shared.global.L2::cache_hint [%r2], [%at_a], 4, %r3, %l1; cp.async.wait_all; ld.shared.b32 $d, [%r2];"""
+    text = f"""{begin} createpolicy.fractional.L2::evict_first.b64 %l1, 1.0; setp.lt.u32 %p1, %t, 16;
+            selp.u32 %r3, 4, 0, %p1;
+        cp.async.ca.shared.global.L2::cache_hint [%r2], [%at_a], 4, %r3, %l1;
+        cp.async.wait_all; ld.shared.b32 $d, [%r2];"""
     CASES.append(case(text, a, np.where(np.arange(256) < 16, a, 0).astype(np.uint32), declarations=shared))
-    text = """setp.lt.u32 %p1, %t, 64; mov.u32 %r1, tile; mad.lo.u32 %r2, %t, 16, %r1; mad.wide.u32 %l1, %t, 16, %base_a;
-        @%p1 cp.async.cg.shared.global [%r2], [%l1], 16; cp.async.commit_group; cp.async.wait_group 0; bar.sync 0;
+    text = """setp.lt.u32 %p1, %t, 64; mov.u32 %r1, tile; mad.lo.u32 %r2, %t, 16, %r1;
+            mad.wide.u32 %l1, %t, 16, %base_a;
+        @%p1 cp.async.cg.shared.global [%r2], [%l1], 16; cp.async.commit_group;
+        cp.async.wait_group 0; bar.sync 0;
         mad.lo.u32 %r3, %t, 4, %r1; ld.shared.b32 $d, [%r3];"""
     CASES.append(case(text, a, a, declarations=shared))
 
@@ -254,7 +306,10 @@ def atomic_cases() -> None:
     tally = ".shared .align 4 .b8 tally[4];"
     for space in ("shared", "shared::cta"):
         for text in (f"atom.{space}.add.u32 %r2, [%r1], 1;", f"red.{space}.add.u32 [%r1], 1;"):
-            whole = f"mov.u32 %r1, tally; setp.eq.u32 %p1, %t, 0; @%p1 st.shared.b32 [%r1], 0; bar.sync 0; {text} bar.sync 0; ld.shared.b32 $d, [%r1];"
+            whole = (
+                f"mov.u32 %r1, tally; setp.eq.u32 %p1, %t, 0; @%p1 st.shared.b32 [%r1], 0; bar.sync 0; "
+                f"{text} bar.sync 0; ld.shared.b32 $d, [%r1];"
+            )
             CASES.append(case(whole, ones, np.full(64, 64, np.uint32), declarations=tally))
     CASES.append(case("atom.add.u32 %r1, [%base_d], 1; red.add.u32 [%base_d], 1;", ones, count * 2))
     hint = "createpolicy.fractional.L2::evict_last.b64 %l1, 1.0;"

@@ -1,6 +1,8 @@
-"""Triton kernels compiled for real GPUs, executed as PTX: results, planted bugs, and the report of resources."""
+"""Triton kernels compiled for real GPUs, executed as PTX: results, planted bugs, resources."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import pytest
 import torch
@@ -113,12 +115,13 @@ def test_arguments_are_specialised_as_triton_does():
     )
 
 
-class TestInspect:
-    signature = {"rowptr": "*i32", "x": "*fp32", "y": "*fp32", "BLOCK": "constexpr", "BUG": "constexpr"}
+SIGNATURE = {"rowptr": "*i32", "x": "*fp32", "y": "*fp32", "BLOCK": "constexpr", "BUG": "constexpr"}
 
+
+class TestInspect:
     def compile(self, target, **options):
         return inspect.compile_for(
-            kernels.segment_softmax, self.signature, {"BLOCK": 256, "BUG": ""}, target, **options
+            kernels.segment_softmax, SIGNATURE, {"BLOCK": 256, "BUG": ""}, target, **options
         )
 
     @pytest.mark.parametrize("target", inspect.TARGETS)
@@ -137,7 +140,7 @@ class TestInspect:
         compiled = self.compile("sm_80", maxnreg=16)
         wide = inspect.compile_for(
             kernels.row_dot,
-            {name: "*fp32" for name in ("x", "y", "out")}
+            dict.fromkeys(("x", "y", "out"), "*fp32")
             | {"n": "i32", "stride": "i32", "F": "constexpr", "BLOCK": "constexpr"},
             {"F": 512, "BLOCK": 16},
             "sm_80",
@@ -162,7 +165,7 @@ class TestInspect:
         with pytest.raises(ValueError, match="sm_<number>"):
             self.compile("hopper")
         with pytest.raises(ValueError, match=r"constants lacks \['BUG'\]"):
-            inspect.compile_for(kernels.segment_softmax, self.signature, {"BLOCK": 16}, "sm_80")
+            inspect.compile_for(kernels.segment_softmax, SIGNATURE, {"BLOCK": 16}, "sm_80")
         with pytest.raises(ValueError, match="the kernel's parameters are"):
             inspect.compile_for(kernels.segment_softmax, {"x": "*fp32"}, {}, "sm_80")
 
@@ -172,5 +175,5 @@ def test_long_rows_use_every_check_with_shared_memory():
     y = torch.full_like(x, float("nan"))
     with emulate(90, seed=3):
         kernels.segment_softmax[(6,)](rowptr, x, y, BLOCK=512, BUG="", num_warps=8)
-    pieces = [x[a:b].softmax(0) for a, b in zip(rowptr[:-1], rowptr[1:], strict=True)]
+    pieces = [x[a:b].softmax(0) for a, b in pairwise(rowptr)]
     torch.testing.assert_close(y, torch.cat(pieces))

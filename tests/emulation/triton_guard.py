@@ -1,11 +1,11 @@
 """Runs Triton kernels on CPU tensors, program by program, and checks every access.
 
-Triton's own interpreter reads and writes past a tensor silently, and runs programs in order, so that races do not
-show. ``guard()`` adds both checks and shuffles the programs.
+Triton's own interpreter reads and writes past a tensor silently, and runs programs in order, so that races do
+not show. ``guard()`` adds both checks and shuffles the programs.
 
-``TRITON_INTERPRET`` stays unset. That variable decides when a function is *decorated*, so that one session could either
-interpret or compile. Here kernels are ordinary ``@triton.jit`` functions, which compile ahead of time; only inside
-``guard()`` are launches, and calls of device functions, handed to the interpreter.
+``TRITON_INTERPRET`` stays unset. That variable decides when a function is *decorated*, so that one session
+could either interpret or compile. Here kernels are ordinary ``@triton.jit`` functions, which compile ahead of
+time; only inside ``guard()`` are launches, and calls of device functions, handed to the interpreter.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"),
 
 
 class _Bytes:
-    """One tensor argument: its bytes, and for each the program that loaded, stored or atomically changed it."""
+    """Where one tensor argument lies."""
 
     def __init__(self, name: str, tensor: Any) -> None:
         steps = [(n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
@@ -90,8 +90,10 @@ class _Checker:
         near = ""
         if distances:
             distance, argument = min(distances, key=lambda item: item[0])
-            near = f"; the first is {distance} bytes away from {argument.name} ({argument.end - argument.begin} bytes)"
-        return f"{kind} by program {self.program}: {len(addresses)} active elements outside of every tensor{near}"
+            size = argument.end - argument.begin
+            near = f"; the first is {distance} bytes away from {argument.name} ({size} bytes)"
+        count = len(addresses)
+        return f"{kind} by program {self.program}: {count} active elements outside of every tensor{near}"
 
     def _order(self, kind: str, addresses: np.ndarray, width: int) -> None:
         for begin, end, history in self.stretches:
@@ -188,7 +190,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _call_device_function(function: JITFunction, *args: Any, **kwargs: Any) -> Any:
-    """Replaces ``JITFunction.__call__``; undoes its changes of triton.language, unlike the interpreter's own."""
+    """Replaces ``JITFunction.__call__``; unlike the interpreter's own, leaves triton.language as it was."""
     scope = interpreter._patch_lang(function.fn)
     try:
         return interpreter.InterpretedFunction(function.fn).rewrite()(*args, **kwargs)
@@ -205,7 +207,7 @@ def guard(seed: int | None = None, races: bool = True) -> Iterator[Report]:
         races: whether accesses of different programs to one element are checked.
 
     Raises:
-        OutOfBounds: an active element is outside of every tensor argument (a view counts with its own extent).
+        OutOfBounds: an active element is outside of every tensor argument (a view has its own extent).
         Race: the result could depend on the order of the programs.
     """
     state = _State(seed, races)

@@ -1,4 +1,4 @@
-"""Compiles a Triton kernel for an NVIDIA GPU when it is launched, and executes the PTX with :mod:`emulation.ptx`."""
+"""Compiles Triton kernels for an NVIDIA GPU when they are launched, and executes the PTX."""
 
 from __future__ import annotations
 
@@ -105,9 +105,9 @@ def emulate(
     """Inside, ``kernel[grid](...)`` compiles for ``sm_<arch>`` and runs the PTX on the CPU tensors given.
 
     ``undefined``, ``lane_conflicts`` and the other ``checks`` (seed, races, batch) are those of
-    :func:`emulation.ptx.launch`, but lenient by default where Triton's own code is loose: it shuffles registers of
-    lanes that it never uses, and lets all lanes of a warp store a reduced value that, with fused multiply-adds,
-    differs between them in the last bit.
+    :func:`emulation.ptx.launch`, but lenient by default where Triton's own code is loose: it shuffles
+    registers of lanes that it never uses, and lets all lanes of a warp store a reduced value that, with
+    fused multiply-adds, differs between them in the last bit.
     """
     target = arch if isinstance(arch, str) else f"sm_{arch}"
     launches = Launches()

@@ -3,8 +3,9 @@
 >>> kernel = parse(text).kernel("gather")
 >>> launch(kernel, grid, block, [rowptr, member, features, out, num_nodes])
 
-It checks what hardware does not report: accesses outside of an argument, misaligned vectors, reads of unwritten memory
-and registers, races inside a block and between blocks, and barriers that not every thread reaches.
+It checks what hardware does not report: accesses outside of an argument, misaligned vectors, reads of
+unwritten memory and registers, races inside a block and between blocks, and barriers that not every thread
+reaches.
 """
 
 from emulation.ptx import nvcc

@@ -16,11 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 
 NOBODY, SEVERAL = -1, -2
+_CONFLICTING = {
+    "read": ("write", "atomic"),
+    "write": ("write", "read", "atomic"),
+    "atomic": ("write", "read"),
+}
 
 
 @dataclass
 class Who:
-    """The accessing threads: global numbers of thread, warp and block, and their intervals between barriers."""
+    """The accessing threads: their numbers in the launch, and their intervals between barriers."""
 
     thread: np.ndarray
     warp: np.ndarray
@@ -68,7 +73,7 @@ class _Touched:
         actor[at] = value
         if interval is not None:
             interval[at] = now
-        # Several rows of one instruction may name one granule: the last was stored, the others must not be lost.
+        # Several rows of one instruction may name one granule; only the last was stored.
         lost = actor[at] != value
         if interval is not None:
             lost &= interval[at] == now
@@ -82,16 +87,12 @@ class AccessLog:
     def __init__(self, size: int) -> None:
         self.touched = {kind: _Touched(size) for kind in ("read", "write", "atomic")}
 
-    _CONFLICTING = {
-        "read": ("write", "atomic"),
-        "write": ("write", "read", "atomic"),
-        "atomic": ("write", "read"),
-    }
-
     def access(self, kind: str, at: np.ndarray, who: Who) -> tuple[int, str] | None:
-        """Records accesses (rows of granules); the first row in conflict and the earlier kind of access, if any."""
+        """Records accesses (rows of granules); the first row in conflict and the earlier kind of access, if
+        any.
+        """
         spread = who.spread(at.shape)
-        for earlier in self._CONFLICTING[kind]:
+        for earlier in _CONFLICTING[kind]:
             rows = self.touched[earlier].conflicts(at, spread).any(1)
             if rows.any():
                 return int(np.argmax(rows)), earlier
@@ -101,7 +102,7 @@ class AccessLog:
         return None
 
     def _twice_in_one_instruction(self, at: np.ndarray, who: Who) -> tuple[int, str] | None:
-        """Writes by different warps or blocks in one step; lanes of one warp are compared by value elsewhere."""
+        """Writes of several warps or blocks in one step; lanes of one warp are compared by value."""
         written = self.touched["write"]
         rows = ((written.block[at] == SEVERAL) | (written.warp[at] == SEVERAL)).any(1)
         return (int(np.argmax(rows)), "write") if rows.any() else None

@@ -1,8 +1,8 @@
-"""The machine: registers and a program counter for every thread, all threads of a batch of blocks in one vector.
+"""The machine: registers and a program counter for every thread, all threads of some blocks in one vector.
 
-The next instruction is the one at the smallest program counter of the threads that can run; all threads that stand there
-execute it together, so diverged warps meet again as early as possible. With a seed, a random half of the warps is
-eligible each time.
+The next instruction is the one at the smallest program counter of the threads that can run; all threads that
+stand there execute it together, so diverged warps meet again as early as possible. With a seed, a random half
+of the warps is eligible each time.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ def launch(
 ) -> Result:
     """Run a kernel on numpy arrays or CPU tensors, which it changes in place.
 
-    ``args`` in the order of the parameters: arrays, ints, floats, or bytes for a structure; missing ones at the end
-    (Triton's scratch pointers) are 0. ``uninitialised`` names positions of arrays that may not be read before they are
-    written. ``undefined="error"`` reports reads of registers that nothing wrote; an int fills registers with garbage of
-    that seed instead. ``lane_conflicts="error"`` reports lanes of a warp that store different values to one address in one
-    instruction; with ``"any"`` one of them wins, the last or, with a seed, a random one. ``batch`` blocks run at a time.
+    ``args`` in the order of the parameters: arrays, ints, floats, or bytes for a structure; missing ones at
+    the end (Triton's scratch pointers) are 0. ``uninitialised`` names positions of arrays that may not be
+    read before they are written. ``undefined="error"`` reports reads of registers that nothing wrote; an int
+    fills registers with garbage of that seed instead. ``lane_conflicts="error"`` reports lanes of a warp that
+    store different values to one address in one instruction; with ``"any"`` one of them wins, the last or,
+    with a seed, a random one. ``batch`` blocks run at a time.
     """
     grid, block = _triple(grid), _triple(block)
     if kernel.threads and _triple(kernel.threads) != block:
@@ -300,7 +301,10 @@ class Machine:
                 released = True
             elif (status == EXITED).any() and not (status == AT_WARP_SYNC).any():
                 raise errors.DivergentBarrier(
-                    f"a barrier is reached by {len(waiting)} of {len(members)} threads of the block, others exited; "
+                    (
+                        f"a barrier is reached by {len(waiting)} of {len(members)} threads of the block, "
+                        f"others exited; "
+                    )
                     + self.where(waiting[0])
                 )
         if not released:
@@ -428,12 +432,13 @@ class Machine:
             region = self.global_memory.regions.get(int(number))
             if region is None:
                 raise errors.OutOfBounds(
-                    f"address {int(address[chosen[0]]):#x} is in no argument; {self.where(group.threads[chosen[0]])}"
+                    f"address {int(address[chosen[0]]):#x} is in no argument; "
+                    f"{self.where(group.threads[chosen[0]])}"
                 )
             yield region, chosen, (address[chosen] - (int(number) << REGION_BITS), None)
 
     def places(self, space: str, address: np.ndarray, size: int, kind: str, group: Group):
-        """Checked accesses of ``size`` bytes: (region, rows, first byte in the region's data) for each region."""
+        """Checked accesses of ``size`` bytes: regions, rows that hit each, first bytes in its data."""
         apart = address % size != 0
         if apart.any():
             thread = group.threads[apart][0]
@@ -472,7 +477,8 @@ class Machine:
             row, earlier = found
             place = "shared memory" if region is self.shared else region.describe()
             raise errors.Race(
-                f"{kind} of {place} after a {earlier} by another thread that nothing orders; {self.where(threads[row])}"
+                f"{kind} of {place} after a {earlier} by another thread that nothing orders; "
+                f"{self.where(threads[row])}"
             )
 
     def load(

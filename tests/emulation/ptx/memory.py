@@ -75,7 +75,9 @@ def is_array(value: Any) -> bool:
 
 
 class GlobalMemory:
-    """Arguments at invented addresses: allocations begin at multiples of 2**36, so that no overrun reaches another."""
+    """Arguments at invented addresses: allocations begin at multiples of 2**36, so that no overrun reaches
+    another.
+    """
 
     def __init__(self, granule: int, races: bool) -> None:
         self.granule, self.races = granule, races

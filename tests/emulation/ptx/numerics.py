@@ -31,7 +31,9 @@ def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _to_odd(value: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """Rounds ``value + error`` to a double with an odd last bit when inexact: a second rounding is then harmless."""
+    """Rounds ``value + error`` to a double with an odd last bit when inexact: a second rounding is then
+    harmless.
+    """
     even = (value.view(np.uint64) & np.uint64(1)) == 0
     towards = np.where(error > 0, np.inf, -np.inf)
     return np.where((error != 0) & even, np.nextafter(value, towards), value)

@@ -1,4 +1,4 @@
-"""What the machine and the instructions share: the states of a thread, groups of threads, copies under way."""
+"""What machine and instructions share: states of a thread, groups of threads, copies under way."""
 
 from __future__ import annotations
 

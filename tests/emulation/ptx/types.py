@@ -1,7 +1,7 @@
 """PTX types: how wide they are, and how register bits become numpy values and back.
 
-Registers hold raw unsigned integers. ``decode`` gives the values that arithmetic works on: bfloat16 as float32 (every
-bfloat16 is one), and the packed types as two columns.
+Registers hold raw unsigned integers. ``decode`` gives the values that arithmetic works on: bfloat16 as
+float32 (every bfloat16 is one), and the packed types as two columns.
 """
 
 from __future__ import annotations

@@ -41,7 +41,9 @@ def _compare(form: Form, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @opcode("setp", _TYPES, f"{_NAMES} ftz and or xor")
 def set_predicate(form: Form):
-    """``setp.cmp.bool p|q, a, b, c``: p is ``(a cmp b) bool c``, q is ``!(a cmp b) bool c``; packed: one for each half."""
+    """``setp.cmp.bool p|q, a, b, c``: p is ``(a cmp b) bool c``, q is ``!(a cmp b) bool c``; packed: one for
+    each half.
+    """
     kind, target = form.type, form.operands[0]
 
     def run(machine, group):

@@ -84,7 +84,7 @@ def barrier(form: Form):
 
 @opcode("bar.red bar.cta.red barrier.red barrier.cta.red", "u32 pred", "popc and or aligned", moves=True)
 def barrier_reduction(form: Form):
-    """Every thread of the block gets the number of true predicates, whether all are true, or whether any is."""
+    """Every thread gets the number of true predicates of the block, or whether all or any are."""
     kind, operation = form.type, form.one_of("popc", "and", "or")
     target, name, vote = form.operands[0], form.operands[1], form.operands[-1]
 

@@ -1,4 +1,4 @@
-"""Which opcodes exist, with which types and modifiers. Anything else raises when it is executed, with its line."""
+"""Which opcodes exist, with which types and modifiers. Anything else raises when it is executed."""
 
 from __future__ import annotations
 

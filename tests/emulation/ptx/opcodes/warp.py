@@ -26,7 +26,7 @@ def _lanes(machine, threads: np.ndarray) -> np.ndarray:
 
 
 def cooperative(form: Form, mask_operand, work):
-    """Threads wait until all lanes of their member mask stand at the instruction; then ``work(machine, group, masks)``."""
+    """Threads wait until all lanes of their mask have come; then ``work(machine, group, masks)``."""
 
     def run(machine, active, group):
         go_on(machine, group, active)
