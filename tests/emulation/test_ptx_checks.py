@@ -199,6 +199,19 @@ class TestSharedRaces:
         assert len(set(out)) == 1
         assert seed is not None or out[0] == 31
 
+    def test_warps_may_repeat_a_value_when_asked(self, seed):
+        text = "st.shared.b32 [tile], {}; bar.sync 0; ld.shared.b32 $d, [tile];"
+        with pytest.raises(ptx.Race):
+            execute(snippet(text.format(5), seed=seed))
+        assert set(execute(snippet(text.format(5), seed=seed, lane_conflicts="any"))) == {5}
+        with pytest.raises(ptx.Race):
+            execute(snippet("mov.u32 %r9, %warpid;" + text.format("%r9"), seed=seed, lane_conflicts="any"))
+        unordered = text.format(5).replace("bar.sync 0;", "")
+        with pytest.raises((ptx.Race, ptx.Uninitialised)):
+            execute(snippet(unordered, seed=seed, lane_conflicts="any"))
+        with pytest.raises(ptx.Race):
+            execute(snippet("st.global.b32 [%base_d], 5;", grid=2, seed=seed, lane_conflicts="any"))
+
     def test_atomics_and_plain_accesses(self, seed):
         begin = (
             "setp.eq.u32 %p1, %t, 0; @%p1 st.shared.b32 [tile], 0; bar.sync 0; red.shared.add.u32 [tile], 1;"

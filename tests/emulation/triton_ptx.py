@@ -106,8 +106,8 @@ def emulate(
 
     ``undefined``, ``lane_conflicts`` and the other ``checks`` (seed, races, batch) are those of
     :func:`emulation.ptx.launch`, but lenient by default where Triton's own code is loose: it shuffles
-    registers of lanes that it never uses, and lets all lanes of a warp store a reduced value that, with
-    fused multiply-adds, differs between them in the last bit.
+    registers of lanes that it never uses, lets warps store the same value to one place, and lets all lanes of
+    a warp store a reduced value that, with fused multiply-adds, differs between them in the last bit.
     """
     target = arch if isinstance(arch, str) else f"sm_{arch}"
     launches = Launches()

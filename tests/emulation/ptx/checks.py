@@ -47,14 +47,15 @@ class _Touched:
             np.full(size, NOBODY, np.int64) for _ in range(5)
         )
 
-    def conflicts(self, at: np.ndarray, who: Who) -> np.ndarray:
+    def conflicts(self, at: np.ndarray, who: Who, harmless: np.ndarray) -> np.ndarray:
+        """Which accesses nothing orders after the earlier ones; ``harmless`` rows only between blocks."""
         if not self.any:
             return np.zeros(at.shape, bool)
         block, warp, thread = self.block[at], self.warp[at], self.thread[at]
         other_block = (block != NOBODY) & (block != who.block)
         other_warp = (warp != who.warp) & (self.block_interval[at] == who.block_interval)
         other_thread = (thread != who.thread) & (self.warp_interval[at] == who.warp_interval)
-        return other_block | other_warp | other_thread
+        return other_block | (other_warp | other_thread) & ~harmless[:, None]
 
     def record(self, at: np.ndarray, who: Who) -> None:
         self.any = True
@@ -87,22 +88,31 @@ class AccessLog:
     def __init__(self, size: int) -> None:
         self.touched = {kind: _Touched(size) for kind in ("read", "write", "atomic")}
 
-    def access(self, kind: str, at: np.ndarray, who: Who) -> tuple[int, str] | None:
-        """Records accesses (rows of granules); the first row in conflict and the earlier kind of access, if
-        any.
+    def access(
+        self, kind: str, at: np.ndarray, who: Who, repeated: np.ndarray | None = None
+    ) -> tuple[int, str] | None:
+        """Records accesses (rows of granules); the first row in conflict and the earlier kind of access.
+
+        ``repeated`` marks writes of a value that was there already: harmless after a write of the same block.
+        Without it two warps may not write one place at all.
         """
         spread = who.spread(at.shape)
+        none = np.zeros(len(at), bool)
         for earlier in _CONFLICTING[kind]:
-            rows = self.touched[earlier].conflicts(at, spread).any(1)
+            harmless = repeated if repeated is not None and earlier == "write" else none
+            rows = self.touched[earlier].conflicts(at, spread, harmless).any(1)
             if rows.any():
                 return int(np.argmax(rows)), earlier
         self.touched[kind].record(at, spread)
-        if kind == "write":
-            return self._twice_in_one_instruction(at, spread)
-        return None
-
-    def _twice_in_one_instruction(self, at: np.ndarray, who: Who) -> tuple[int, str] | None:
-        """Writes of several warps or blocks in one step; lanes of one warp are compared by value."""
-        written = self.touched["write"]
-        rows = ((written.block[at] == SEVERAL) | (written.warp[at] == SEVERAL)).any(1)
+        if kind != "write":
+            return None
+        rows = self.written_by_several(at, warps=repeated is None)
         return (int(np.argmax(rows)), "write") if rows.any() else None
+
+    def written_by_several(self, at: np.ndarray, warps: bool = True) -> np.ndarray:
+        """Which rows were written by several blocks, or by several warps since the last barrier."""
+        written = self.touched["write"]
+        several = written.block[at] == SEVERAL
+        if warps:
+            several |= written.warp[at] == SEVERAL
+        return several.any(1)

@@ -61,8 +61,9 @@ def launch(
     the end (Triton's scratch pointers) are 0. ``uninitialised`` names positions of arrays that may not be
     read before they are written. ``undefined="error"`` reports reads of registers that nothing wrote; an int
     fills registers with garbage of that seed instead. ``lane_conflicts="error"`` reports lanes of a warp that
-    store different values to one address in one instruction; with ``"any"`` one of them wins, the last or,
-    with a seed, a random one. ``batch`` blocks run at a time.
+    store different values to one address in one instruction, and warps that store to one address with no
+    barrier between. With ``"any"`` one lane wins, the last or, with a seed, a random one, and warps of a
+    block may store the same value. ``batch`` blocks run at a time.
     """
     grid, block = _triple(grid), _triple(block)
     if kernel.threads and _triple(kernel.threads) != block:
@@ -95,7 +96,7 @@ class Machine:
     ) -> None:
         self.kernel, self.grid, self.block = kernel, grid, block
         self.races, self.undefined = races, undefined
-        self.lanes_must_agree = races and lanes_must_agree
+        self.lanes_must_agree = lanes_must_agree
         self.random = None if seed is None else np.random.default_rng(seed)
         self.result = Result(kernel.name)
         self.code = [registry.bind(instruction) for instruction in kernel.instructions]
@@ -461,7 +462,14 @@ class Machine:
             out.append((region, rows, begin - region.first))
         return out
 
-    def track(self, region: Region, granules: np.ndarray, kind: str, threads: np.ndarray) -> None:
+    def track(
+        self,
+        region: Region,
+        granules: np.ndarray,
+        kind: str,
+        threads: np.ndarray,
+        repeated: np.ndarray | None = None,
+    ) -> None:
         """Tell the region's log; raise on a race."""
         if region.log is None:
             return
@@ -472,7 +480,7 @@ class Machine:
         )
         block = self.block_number[threads]
         who = Who(self.thread_number[threads], self.warp_number[threads], block, interval, warp_interval)
-        found = region.log.access(kind, granules, who)
+        found = region.log.access(kind, granules, who, repeated)
         if found:
             row, earlier = found
             place = "shared memory" if region is self.shared else region.describe()
@@ -502,17 +510,19 @@ class Machine:
         size = data.shape[1]
         for region, rows, begin in self.places(space, address, size, "store", group):
             granules = region.granules(begin, size)
-            self.track(region, granules, kind, group.threads[rows])
             at = begin[:, None] + np.arange(size)
-            if self.random is not None:
-                order = self.random.permutation(len(rows))
-                region.data[at[order]] = data[rows[order]]
-            else:
-                region.data[at] = data[rows]
+            repeated = None
+            if not self.lanes_must_agree and kind == "write":
+                repeated = (region.data[at] == data[rows]).all(1) & region.initialised[granules].all(1)
+            self.track(region, granules, kind, group.threads[rows], repeated)
+            order = np.arange(len(rows)) if self.random is None else self.random.permutation(len(rows))
+            region.data[at[order]] = data[rows[order]]
             region.initialised[granules] = True
             lost = (region.data[at] != data[rows]).any(1)
-            if lost.any() and self.lanes_must_agree:
+            if not self.lanes_must_agree and region.log is not None:
+                lost &= region.log.written_by_several(granules)
+            if self.races and lost.any():
                 thread = group.threads[rows[lost][0]]
                 raise errors.Race(
-                    f"lanes store different values to one {space} address; {self.where(thread)}"
+                    f"threads store different values to one {space} address; {self.where(thread)}"
                 )
