@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,18 @@ TARGETS = NVIDIA_TARGETS + AMD_TARGETS
 
 
 @dataclass(frozen=True)
+class Usage:
+    """Registers of a thread, and bytes of stack and spills of a thread."""
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack_bytes: int
+
+
+@dataclass(frozen=True)
 class Compiled:
-    """One kernel for one GPU. Bytes of stack and spills are for each thread, shared memory for each block."""
+    """One kernel for one GPU; shared memory is counted for each block, the rest for each thread."""
 
     kernel: str
     target: str
@@ -34,11 +45,30 @@ class Compiled:
     assembly: str  # PTX, or AMD assembly
     binary: bytes  # cubin, or hsaco
     num_warps: int
-    registers: int
-    spill_stores: int
-    spill_loads: int
-    stack_bytes: int
     shared_bytes: int
+
+    @cached_property
+    def usage(self) -> Usage:
+        """What the assembler reports; NVIDIA's runs once more when this is first read."""
+        if self.target.startswith("sm_"):
+            return _nvidia_usage(self.assembly, self.target)
+        return _amd_usage(self.assembly)
+
+    @property
+    def registers(self) -> int:
+        return self.usage.registers
+
+    @property
+    def spill_stores(self) -> int:
+        return self.usage.spill_stores
+
+    @property
+    def spill_loads(self) -> int:
+        return self.usage.spill_loads
+
+    @property
+    def stack_bytes(self) -> int:
+        return self.usage.stack_bytes
 
     @property
     def ptx(self) -> str:
@@ -80,21 +110,15 @@ def compile_for(
         options: further options of Triton's compiler, such as ``num_stages``.
     """
     compiled = _compile(kernel, signature, constants, target, divisible_by_16, num_warps, options)
-    if target.startswith("sm_"):
-        binary, assembly = compiled.asm["cubin"], compiled.asm["ptx"]
-        usage = _nvidia_usage(assembly, target)
-    else:
-        binary, assembly = compiled.asm["hsaco"], compiled.asm["amdgcn"]
-        usage = _amd_usage(assembly)
+    nvidia = target.startswith("sm_")
     return Compiled(
         kernel=kernel.fn.__name__,
         target=target,
         entry=compiled.metadata.name,
-        assembly=assembly,
-        binary=binary,
+        assembly=compiled.asm["ptx" if nvidia else "amdgcn"],
+        binary=compiled.asm["cubin" if nvidia else "hsaco"],
         num_warps=num_warps,
         shared_bytes=compiled.metadata.shared,
-        **usage,
     )
 
 
@@ -147,27 +171,25 @@ def _number(pattern: str, text: str, what: str) -> int:
     return int(found.group(1))
 
 
-def _nvidia_usage(ptx: str, target: str) -> dict[str, int]:
+def _nvidia_usage(ptx: str, target: str) -> Usage:
     report = assembler_report(ptx, target)
-    return {
-        "registers": _number(r"Used (\d+) registers", report, "the number of registers"),
-        "spill_stores": _number(r"(\d+) bytes spill stores", report, "spill stores"),
-        "spill_loads": _number(r"(\d+) bytes spill loads", report, "spill loads"),
-        "stack_bytes": _number(r"(\d+) bytes stack frame", report, "the stack frame"),
-    }
+    return Usage(
+        registers=_number(r"Used (\d+) registers", report, "the number of registers"),
+        spill_stores=_number(r"(\d+) bytes spill stores", report, "spill stores"),
+        spill_loads=_number(r"(\d+) bytes spill loads", report, "spill loads"),
+        stack_bytes=_number(r"(\d+) bytes stack frame", report, "the stack frame"),
+    )
 
 
-def _amd_usage(assembly: str) -> dict[str, int]:
+def _amd_usage(assembly: str) -> Usage:
     """The metadata at the end of AMD assembly; spills are counted in registers of four bytes."""
     spilled = 4 * _number(r"\.vgpr_spill_count:\s*(\d+)", assembly, "vgpr_spill_count")
-    return {
-        "registers": _number(r"\.vgpr_count:\s*(\d+)", assembly, "vgpr_count"),
-        "spill_stores": spilled,
-        "spill_loads": spilled,
-        "stack_bytes": _number(
-            r"\.private_segment_fixed_size:\s*(\d+)", assembly, "private_segment_fixed_size"
-        ),
-    }
+    return Usage(
+        registers=_number(r"\.vgpr_count:\s*(\d+)", assembly, "vgpr_count"),
+        spill_stores=spilled,
+        spill_loads=spilled,
+        stack_bytes=_number(r"\.private_segment_fixed_size:\s*(\d+)", assembly, "private_segment_fixed_size"),
+    )
 
 
 def table(compiled: Sequence[Compiled]) -> str:
