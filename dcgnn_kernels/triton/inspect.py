@@ -1,5 +1,4 @@
-"""Ahead-of-time compilation of Triton kernels for a list of GPUs, and what each needs: registers, spills,
-shared memory.
+"""Ahead-of-time compilation of Triton kernels, and what they need: registers, spills, shared memory.
 
 No GPU is needed: Triton's wheel brings the assembler (``ptxas``) for NVIDIA and LLVM for AMD.
 """

@@ -36,7 +36,7 @@ def test_any_order_of_warps_and_any_garbage_give_the_same(seed):
     torch.testing.assert_close(out, (x * y).sum(1))
 
 
-def test_both_emulators_work_in_one_session_in_any_order():
+def test_both_emulators_work_side_by_side_in_any_order():
     for _ in range(2):
         with triton_guard.guard(seed=1):
             first, expected = softmax()
