@@ -69,6 +69,14 @@ def program_numbers(out):
 
 
 @triton.jit
+def last_one_writes(values):
+    """All programs read one element, and the last one then changes it: a race."""
+    value = tl.load(values)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        tl.store(values, value + 1)
+
+
+@triton.jit
 def compare_and_swap(flags, out):
     """Every program tries to take the flag once."""
     old = tl.atomic_cas(flags, 0, tl.program_id(0) + 1)

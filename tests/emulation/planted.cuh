@@ -27,7 +27,11 @@ __global__ void block_sums(const float* __restrict__ x, float* __restrict__ out,
     sum += __shfl_xor_sync(0xffffffffu, sum, distance);
   }
   if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
-  if (kBug != kMissingBarrier) __syncthreads();
+  if (kBug == kMissingBarrier) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
   sum = warp_sums[0] + warp_sums[1] + warp_sums[2] + warp_sums[3];
   if (i < n) out[i] = sum;
   if (threadIdx.x == 0) {

@@ -80,7 +80,7 @@ def test_bugs_are_found_on_the_host(run_host, bug, sanitize, message):
 
 @needs_compiler
 def test_the_order_of_threads_shows_a_missing_barrier(run_host):
-    results = [run_host("missing barrier", "address,undefined", seed).stdout for seed in range(4)]
+    results = [run_host("missing warp barrier", "address,undefined", seed).stdout for seed in range(4)]
     assert "wrong\n" in results
 
 

@@ -173,6 +173,14 @@ class TestSharedRaces:
         with pytest.raises(ptx.Race, match="write of shared memory after a read"):
             execute(snippet(f"{WRITE} bar.sync 0; {read_both} {write}", seed=seed))
 
+    def test_a_write_after_the_own_read_after_that_of_another_warp(self, seed):
+        begin = f"{WRITE} bar.sync 0; setp.eq.u32 %p1, %t, 40; setp.eq.u32 %p2, %t, 0;"
+        reads = "@%p1 ld.shared.b32 %r6, [tile]; bar.warp.sync -1; @%p2 ld.shared.b32 %r6, [tile];"
+        write = "@%p2 st.shared.b32 [tile], %t;"
+        execute(snippet(f"{begin} {reads} bar.sync 0; {write}", seed=seed))
+        with pytest.raises(ptx.Race):
+            execute(snippet(f"{begin} {reads} {write}", seed=seed))
+
     def test_two_writes(self, seed):
         with pytest.raises(ptx.Race, match="write"):
             execute(

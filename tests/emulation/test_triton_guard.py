@@ -76,6 +76,14 @@ def test_an_unmasked_store_into_the_next_row_is_a_race():
         kernels.segment_softmax[(6,)](rowptr, x, y, BLOCK=16, BUG="unmasked store")
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_write_after_the_own_read_after_that_of_another_program(seed):
+    with guard(seed=seed), pytest.raises(Race, match="of values by program"):
+        kernels.last_one_writes[(3,)](torch.zeros(1))
+    with guard(seed=seed):
+        kernels.last_one_writes[(1,)](torch.zeros(1))
+
+
 def test_a_view_counts_with_its_own_extent():
     whole, out = torch.randn(64), torch.zeros(64)
     with guard():
