@@ -164,12 +164,14 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
   const T* grad = static_cast<const T*>(call.grad);
   const A* ego_factor = factors<A>(update.ego_factor);
   const A* local_factor = factors<A>(update.local_factor);
-  const GatheredRows<T, Index> rows{grad, channels, member, member + graph.num_slots};
-  const auto solve = [&](const Executor& blocks, Memory<A>& memory, int64_t ego) {
+  const auto solve = [&](const Executor& blocks, Memory<A>& memory, const Index** next,
+                         int64_t ego) {
     const int64_t begin = rowptr[ego], end = rowptr[ego + 1];
+    const GatheredRows<T, Index> rows{
+        grad, channels, member + begin, end - begin, member + graph.num_slots, next};
     const A weight = ego_factor == nullptr ? A(1) : ego_factor[ego];
     backward_blocks<T>(
-        blocks, memory, rows.from(begin), end - begin, num_clusters,
+        blocks, memory, rows, end - begin, num_clusters,
         static_cast<const T*>(call.assign) + begin * num_clusters,
         static_cast<const T*>(call.clusters) + ego * num_clusters * channels,
         [&](int64_t u) {
@@ -179,12 +181,16 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
         static_cast<T*>(call.grad_clusters) + ego * num_clusters * channels);
   };
   const SerialExecutor serial;
+  struct State {
+    Memory<A> memory;
+    const Index* next = nullptr;
+  };
   for_each_segment(
-      rowptr, graph.num_nodes, executor, [] { return Memory<A>{}; },
-      [&](Memory<A>& memory, int64_t ego) { solve(serial, memory, ego); },
+      rowptr, graph.num_nodes, executor, [] { return State{}; },
+      [&](State& state, int64_t ego) { solve(serial, state.memory, &state.next, ego); },
       [&](int64_t ego) {
         Memory<A> memory;
-        solve(executor, memory, ego);
+        solve(executor, memory, nullptr, ego);
       });
   if (update.x == nullptr) return;
 

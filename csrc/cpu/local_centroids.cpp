@@ -35,7 +35,8 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
   const Index* rowptr = index_array<Index>(graph.rowptr);
   const Index* member = index_array<Index>(graph.member);
   const T* z = static_cast<const T*>(call.z);
-  const GatheredRows<T, Index> all_rows{z, channels, member, member + graph.num_slots};
+  const GatheredRows<T, Index> all_rows{
+      z, channels, member, graph.num_slots, member + graph.num_slots, nullptr};
 
   // The sum of every group over the slots [begin, end) of an ego; K = 1 has one group, the whole
   // ego.

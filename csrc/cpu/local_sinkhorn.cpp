@@ -18,8 +18,8 @@ struct Egos {
   const Index* member = index_array<Index>(graph.member);
 
   int64_t size(int64_t ego) const { return rowptr[ego + 1] - rowptr[ego]; }
-  GatheredRows<T, Index> rows(const T* z, int64_t channels, int64_t ego) const {
-    return {z, channels, member + rowptr[ego], member + graph.num_slots};
+  GatheredRows<T, Index> rows(const T* z, int64_t channels, int64_t ego, const Index** next) const {
+    return {z, channels, member + rowptr[ego], size(ego), member + graph.num_slots, next};
   }
   // Members ascend, so that halving finds the ego's own place.
   int64_t own_row(int64_t ego) const {
@@ -34,15 +34,20 @@ struct Egos {
     if (centroids != nullptr) return {centroids + ego * 2 * channels, nullptr, 0};
     return {nullptr, z + ego * channels, own_row(ego)};
   }
-  // solve(solver, ego) for every ego, with solvers of this type.
+  // solve(solver, ego, next) for every ego, with solvers of this type; next: see GatheredRows.
   template <class Solver, class Solve>
   void for_each(const Transport& transport, const Executor& executor, const Solve& solve) const {
+    struct State {
+      Solver solver;
+      const Index* next = nullptr;
+    };
     const SerialExecutor serial;
     for_each_segment(
-        rowptr, graph.num_nodes, executor, [&] { return Solver(transport, serial); }, solve,
+        rowptr, graph.num_nodes, executor, [&] { return State{Solver(transport, serial)}; },
+        [&](State& state, int64_t ego) { solve(state.solver, ego, &state.next); },
         [&](int64_t ego) {
           Solver solver(transport, executor);
-          solve(solver, ego);
+          solve(solver, ego, nullptr);
         });
   }
 };
@@ -59,8 +64,8 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
   const T* z = static_cast<const T*>(call.z);
   const T* centroids = static_cast<const T*>(call.centroids);
   std::atomic<bool> finite{true};
-  const auto solve = [&](auto& solver, int64_t ego, const auto& start) {
-    const bool ok = solver.forward(egos.rows(z, channels, ego), egos.size(ego), start,
+  const auto solve = [&](auto& solver, int64_t ego, const Index** next, const auto& start) {
+    const bool ok = solver.forward(egos.rows(z, channels, ego, next), egos.size(ego), start,
                                    static_cast<T*>(call.assign) + egos.rowptr[ego] * clusters,
                                    static_cast<T*>(call.clusters) + ego * width,
                                    static_cast<A*>(call.potentials) + ego * steps * clusters);
@@ -68,13 +73,14 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
   };
   if (clusters == 2) {
     egos.template for_each<PairSolver<T, Rows>>(
-        transport, executor, [&](auto& solver, int64_t ego) {
-          solve(solver, ego, egos.start(z, centroids, channels, ego));
+        transport, executor, [&](auto& solver, int64_t ego, const Index** next) {
+          solve(solver, ego, next, egos.start(z, centroids, channels, ego));
         });
   } else {
     egos.template for_each<TransportSolver<T, Rows>>(
-        transport, executor,
-        [&](auto& solver, int64_t ego) { solve(solver, ego, centroids + ego * width); });
+        transport, executor, [&](auto& solver, int64_t ego, const Index** next) {
+          solve(solver, ego, next, centroids + ego * width);
+        });
   }
   return finite.load();
 }
@@ -109,9 +115,9 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
   T* grad_z = static_cast<T*>(call.grad_z);  // at first what a fresh ego's own row gets
   const bool fresh = centroids == nullptr;
   egos.template for_each<PairSolver<T, GatheredRows<T, Index>>>(
-      transport, executor, [&](auto& solver, int64_t ego) {
+      transport, executor, [&](auto& solver, int64_t ego, const Index** next) {
         const int64_t begin = egos.rowptr[ego];
-        solver.backward(egos.rows(z, channels, ego), egos.size(ego),
+        solver.backward(egos.rows(z, channels, ego, next), egos.size(ego),
                         egos.start(z, centroids, channels, ego),
                         static_cast<const A*>(call.potentials) + ego * steps * 2,
                         grad_assign == nullptr ? nullptr : grad_assign + begin * 2,
@@ -155,9 +161,9 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   const T* grad_clusters = static_cast<const T*>(call.grad_clusters);
   A* coefficients = static_cast<A*>(call.coefficients);
   egos.template for_each<TransportSolver<T, GatheredRows<T, Index>>>(
-      transport, executor, [&](auto& solver, int64_t ego) {
+      transport, executor, [&](auto& solver, int64_t ego, const Index** next) {
         const int64_t begin = egos.rowptr[ego];
-        solver.backward(egos.rows(z, channels, ego), egos.size(ego), centroids + ego * width,
+        solver.backward(egos.rows(z, channels, ego, next), egos.size(ego), centroids + ego * width,
                         static_cast<const A*>(call.potentials) + ego * steps * clusters,
                         grad_assign == nullptr ? nullptr : grad_assign + begin * clusters,
                         grad_clusters == nullptr ? nullptr : grad_clusters + ego * width,

@@ -70,22 +70,63 @@ DCGNN_INLINE void prefetch_row(const T* row, int64_t count) {
 
 // A random row costs a cache miss or two; asking for it this many rows ahead hides most of it.
 constexpr int64_t kPrefetchRows = 12;
+// Rows of the next segment that are asked for while this one is in the cache.
+constexpr int64_t kPrefetchNext = 512;
 
-// Rows named by an index array. Prefetching may run past the last row, into the next ego's.
+// Rows named by an index array. The first visit to a segment asks for rows ahead of itself, into
+// the next segments; later visits find them in the cache and use the time to ask for the rows of
+// the next segment. `next` remembers up to where rows were asked for; null where threads share the
+// segment.
 template <class T, class Index>
 struct GatheredRows {
   using Storage = T;
   const T* base;
   int64_t channels;
   const Index* index;
+  const Index* segment_end;
   const Index* index_end;
+  const Index** next;
+
+  GatheredRows(const T* base_, int64_t channels_, const Index* index_, int64_t count,
+               const Index* index_end_, const Index** next_)
+      : base(base_),
+        channels(channels_),
+        index(index_),
+        segment_end(index_ + count),
+        index_end(index_end_),
+        next(next_) {
+    if (next != nullptr && (*next == nullptr || *next < index)) *next = index;
+  }
+
   DCGNN_INLINE const T* row(int64_t k) const {
     return base + static_cast<int64_t>(index[k]) * channels;
   }
+  // In the first visit, at row k.
   DCGNN_INLINE void prefetch(int64_t k) const {
-    if (index + k + kPrefetchRows < index_end) prefetch_row(row(k + kPrefetchRows), channels);
+    if (next == nullptr) {
+      if (index_end - index > k + kPrefetchRows) prefetch_row(row(k + kPrefetchRows), channels);
+      return;
+    }
+    const int64_t ahead =
+        index_end - index > k + kPrefetchRows ? k + kPrefetchRows : index_end - index - 1;
+    for (; *next - index <= ahead; ++*next) fetch(**next);
   }
-  GatheredRows from(int64_t k) const { return {base, channels, index + k, index_end}; }
+  // In a later visit, at any row.
+  DCGNN_INLINE void prefetch_next() const {
+    if (next == nullptr || *next - segment_end >= kPrefetchNext || *next >= index_end) return;
+    fetch(**next);
+    ++*next;
+  }
+  GatheredRows from(int64_t k) const {
+    GatheredRows rows = *this;
+    rows.index += k;
+    return rows;
+  }
+
+ private:
+  DCGNN_INLINE void fetch(Index row) const {
+    prefetch_row(base + static_cast<int64_t>(row) * channels, channels);
+  }
 };
 
 // Consecutive rows; the hardware prefetches.
@@ -96,6 +137,7 @@ struct ConsecutiveRows {
   int64_t channels;
   DCGNN_INLINE const T* row(int64_t k) const { return base + k * channels; }
   DCGNN_INLINE void prefetch(int64_t) const {}
+  DCGNN_INLINE void prefetch_next() const {}
   ConsecutiveRows from(int64_t k) const { return {base + k * channels, channels}; }
 };
 
@@ -160,7 +202,7 @@ void reduce_rows(const Rows& rows, int64_t count, const V* vectors, A* out, int6
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const int64_t index = k + r < count ? k + r : count - 1;
-        if (kPrefetch && slice.first == 0) rows.prefetch(index);
+        if (slice.first == 0) kPrefetch ? rows.prefetch(index) : rows.prefetch_next();
         const auto* row = rows.row(index);
         Vec<A> own[NC] = {};
         for (int v = 0; v < NV; ++v) Sums::add(own, slice.load(row, v), fixed[v]);
@@ -225,6 +267,7 @@ void weighted_sums(const Rows& rows, int64_t count, const A* weights, int64_t st
     constexpr int NV = decltype(slice)::kVectors;
     Vec<A> acc[NC][NV] = {};
     for (int64_t k = 0; k < count; ++k) {
+      if (slice.first == 0) rows.prefetch_next();
       const auto* row = rows.row(k);
       for (int v = 0; v < NV; ++v) {
         const Vec<A> z = slice.load(row, v);
