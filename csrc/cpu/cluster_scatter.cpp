@@ -71,10 +71,10 @@ void add_dense_part(const NodeUpdate& update, int64_t node, int64_t channels, Ac
   });
 }
 
-template <class T, class Index>
+template <class T>
 void run_forward(const ScatterForward& call, const Executor& executor) {
   using A = Acc<T>;
-  const Graph& graph = *call.graph;
+  const GraphView graph(*call.graph);
   const int64_t num_clusters = call.num_clusters, channels = call.channels;
   const T* assign = static_cast<const T*>(call.assign);
   const T* clusters = static_cast<const T*>(call.clusters);
@@ -84,12 +84,11 @@ void run_forward(const ScatterForward& call, const Executor& executor) {
     __builtin_prefetch(assign + slot * num_clusters);
     if (ego_factor != nullptr) __builtin_prefetch(ego_factor + ego);
   };
-  const TransposeEntries<Index, decltype(fetch)> entries{
-      index_array<Index>(graph.ego), index_array<Index>(graph.slot), graph.num_slots, fetch};
-  const auto gather = num_clusters == 2 ? gather_clusters<2, T, decltype(entries)>
-                                        : gather_clusters<0, T, decltype(entries)>;
+  const auto entries = transpose_entries(graph, fetch);
+  const auto gather = num_clusters == 2 ? gather_clusters<2, T, std::decay_t<decltype(entries)>>
+                                        : gather_clusters<0, T, std::decay_t<decltype(entries)>>;
   sum_segment_blocks<A>(
-      index_array<Index>(graph.colptr), graph.num_nodes, channels, executor,
+      graph.colptr, graph.num_nodes, channels, executor,
       [&](int64_t, int64_t begin, int64_t end, A* sums) {
         gather(entries, begin, end, num_clusters, channels, assign, clusters, ego_factor, sums);
       },
@@ -153,22 +152,20 @@ void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const Row
   write_row(sums_out, partials, width);
 }
 
-template <class T, class Index>
+template <class T>
 void run_backward(const ScatterBackward& call, const Executor& executor) {
   using A = Acc<T>;
-  const Graph& graph = *call.graph;
+  const GraphView graph(*call.graph);
   const NodeUpdate& update = call.update;
   const int64_t num_clusters = call.num_clusters, channels = call.channels;
-  const Index* rowptr = index_array<Index>(graph.rowptr);
-  const Index* member = index_array<Index>(graph.member);
+  const IndexArray rowptr = graph.rowptr;
+  const IndexArray member = graph.member;
   const T* grad = static_cast<const T*>(call.grad);
   const A* ego_factor = factors<A>(update.ego_factor);
   const A* local_factor = factors<A>(update.local_factor);
-  const auto solve = [&](const Executor& blocks, Memory<A>& memory, const Index** next,
-                         int64_t ego) {
+  const auto solve = [&](const Executor& blocks, Memory<A>& memory, int64_t* next, int64_t ego) {
     const int64_t begin = rowptr[ego], end = rowptr[ego + 1];
-    const GatheredRows<T, Index> rows{
-        grad, channels, member + begin, end - begin, member + graph.num_slots, next};
+    const GatheredRows<T> rows{grad, channels, member, graph.num_slots, begin, end - begin, next};
     const A weight = ego_factor == nullptr ? A(1) : ego_factor[ego];
     backward_blocks<T>(
         blocks, memory, rows, end - begin, num_clusters,
@@ -183,7 +180,7 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
   const SerialExecutor serial;
   struct State {
     Memory<A> memory;
-    const Index* next = nullptr;
+    int64_t next = 0;
   };
   for_each_segment(
       rowptr, graph.num_nodes, executor, [] { return State{}; },
@@ -220,15 +217,11 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
 }  // namespace
 
 void cluster_scatter(const ScatterForward& call, const Executor& executor) {
-  with_types(call.dtype, *call.graph, [&](auto storage, auto index) {
-    run_forward<decltype(storage), decltype(index)>(call, executor);
-  });
+  with_storage(call.dtype, [&](auto storage) { run_forward<decltype(storage)>(call, executor); });
 }
 
 void cluster_scatter_backward(const ScatterBackward& call, const Executor& executor) {
-  with_types(call.dtype, *call.graph, [&](auto storage, auto index) {
-    run_backward<decltype(storage), decltype(index)>(call, executor);
-  });
+  with_storage(call.dtype, [&](auto storage) { run_backward<decltype(storage)>(call, executor); });
 }
 
 }  // namespace dcgnn::cpu::DCGNN_ISA

@@ -27,21 +27,20 @@ void write_scaled(T* out, const Acc<T>* values, Acc<T> factor, int64_t channels)
                        [&](auto slice) { slice.store(out, 0, slice.load(values, 0) * factor); });
 }
 
-template <class T, class Index>
+template <class T>
 void run_forward(const CentroidsForward& call, const Executor& executor) {
   using A = Acc<T>;
-  const Graph& graph = *call.graph;
+  const GraphView graph(*call.graph);
   const int64_t clusters = call.num_clusters, channels = call.channels, groups = clusters - 1;
-  const Index* rowptr = index_array<Index>(graph.rowptr);
-  const Index* member = index_array<Index>(graph.member);
+  const IndexArray rowptr = graph.rowptr;
+  const IndexArray member = graph.member;
   const T* z = static_cast<const T*>(call.z);
-  const GatheredRows<T, Index> all_rows{
-      z, channels, member, graph.num_slots, member + graph.num_slots, nullptr};
+  const GatheredRows<T> all_rows{z, channels, member, graph.num_slots, 0, graph.num_slots, nullptr};
 
   // The sum of every group over the slots [begin, end) of an ego; K = 1 has one group, the whole
   // ego.
   const auto sum_block = [&](int64_t ego, int64_t begin, int64_t end, A* sums) {
-    const GatheredRows<T, Index> rows = all_rows.from(begin);
+    const GatheredRows<T> rows = all_rows.from(begin);
     if (groups <= 1) {
       int64_t skip = -1;
       if (groups == 1) {
@@ -94,23 +93,19 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
                         sum_block, write);
 }
 
-template <class T, class Index>
+template <class T>
 void run_backward(const CentroidsBackward& call, const Executor& executor) {
   using A = Acc<T>;
-  const Graph& graph = *call.graph;
+  const GraphView graph(*call.graph);
   const int64_t clusters = call.num_clusters, channels = call.channels, groups = clusters - 1;
   const int64_t width = clusters * channels;
-  const Index* rowptr = index_array<Index>(graph.rowptr);
-  const Index* member = index_array<Index>(graph.member);
+  const IndexArray rowptr = graph.rowptr;
   const T* grad = static_cast<const T*>(call.grad);
-  const auto fetch = [=](int64_t ego, int64_t slot) {
+  const auto fetch = [=](int64_t ego, int64_t) {
     const T* rows = grad + ego * width;
     prefetch_row(groups > 0 ? rows + channels : rows, channels);
-    __builtin_prefetch(rowptr + ego);
-    if (groups > 1) __builtin_prefetch(member + slot);
   };
-  const TransposeEntries<Index, decltype(fetch)> entries{
-      index_array<Index>(graph.ego), index_array<Index>(graph.slot), graph.num_slots, fetch};
+  const auto entries = transpose_entries(graph, fetch);
   const auto sum_block = [&](int64_t node, int64_t begin, int64_t end, A* sums) {
     for_each_slice<A, kVectorRegisters / 4>(channels, [&](auto slice) {
       constexpr int NV = decltype(slice)::kVectors;
@@ -143,22 +138,18 @@ void run_backward(const CentroidsBackward& call, const Executor& executor) {
       for (int v = 0; v < NV; ++v) slice.store(sums, v, acc[v]);
     });
   };
-  sum_segments(index_array<Index>(graph.colptr), graph.num_nodes, channels,
-               static_cast<T*>(call.grad_z), executor, sum_block);
+  sum_segments(graph.colptr, graph.num_nodes, channels, static_cast<T*>(call.grad_z), executor,
+               sum_block);
 }
 
 }  // namespace
 
 void local_centroids(const CentroidsForward& call, const Executor& executor) {
-  with_types(call.dtype, *call.graph, [&](auto storage, auto index) {
-    run_forward<decltype(storage), decltype(index)>(call, executor);
-  });
+  with_storage(call.dtype, [&](auto storage) { run_forward<decltype(storage)>(call, executor); });
 }
 
 void local_centroids_backward(const CentroidsBackward& call, const Executor& executor) {
-  with_types(call.dtype, *call.graph, [&](auto storage, auto index) {
-    run_backward<decltype(storage), decltype(index)>(call, executor);
-  });
+  with_storage(call.dtype, [&](auto storage) { run_backward<decltype(storage)>(call, executor); });
 }
 
 }  // namespace dcgnn::cpu::DCGNN_ISA

@@ -11,15 +11,14 @@
 namespace dcgnn::cpu::DCGNN_ISA {
 namespace {
 
-template <class T, class Index>
+template <class T>
 struct Egos {
-  const Graph& graph;
-  const Index* rowptr = index_array<Index>(graph.rowptr);
-  const Index* member = index_array<Index>(graph.member);
+  GraphView graph;
+  IndexArray rowptr = graph.rowptr, member = graph.member;
 
   int64_t size(int64_t ego) const { return rowptr[ego + 1] - rowptr[ego]; }
-  GatheredRows<T, Index> rows(const T* z, int64_t channels, int64_t ego, const Index** next) const {
-    return {z, channels, member + rowptr[ego], size(ego), member + graph.num_slots, next};
+  GatheredRows<T> rows(const T* z, int64_t channels, int64_t ego, int64_t* next) const {
+    return {z, channels, member, graph.num_slots, rowptr[ego], size(ego), next};
   }
   // Members ascend, so that halving finds the ego's own place.
   int64_t own_row(int64_t ego) const {
@@ -39,7 +38,7 @@ struct Egos {
   void for_each(const Transport& transport, const Executor& executor, const Solve& solve) const {
     struct State {
       Solver solver;
-      const Index* next = nullptr;
+      int64_t next = 0;
     };
     const SerialExecutor serial;
     for_each_segment(
@@ -52,19 +51,19 @@ struct Egos {
   }
 };
 
-template <class T, class Index>
+template <class T>
 bool run_forward(const SinkhornForward& call, const Executor& executor) {
   using A = Acc<T>;
-  using Rows = GatheredRows<T, Index>;
+  using Rows = GatheredRows<T>;
   const Transport& transport = call.transport;
   const int64_t clusters = transport.num_clusters, channels = transport.channels;
   const int64_t steps = transport.num_iters == 0 ? 1 : transport.num_iters;
   const int64_t width = clusters * channels;
-  const Egos<T, Index> egos{*call.graph};
+  const Egos<T> egos{GraphView(*call.graph)};
   const T* z = static_cast<const T*>(call.z);
   const T* centroids = static_cast<const T*>(call.centroids);
   std::atomic<bool> finite{true};
-  const auto solve = [&](auto& solver, int64_t ego, const Index** next, const auto& start) {
+  const auto solve = [&](auto& solver, int64_t ego, int64_t* next, const auto& start) {
     const bool ok = solver.forward(egos.rows(z, channels, ego, next), egos.size(ego), start,
                                    static_cast<T*>(call.assign) + egos.rowptr[ego] * clusters,
                                    static_cast<T*>(call.clusters) + ego * width,
@@ -73,12 +72,12 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
   };
   if (clusters == 2) {
     egos.template for_each<PairSolver<T, Rows>>(
-        transport, executor, [&](auto& solver, int64_t ego, const Index** next) {
+        transport, executor, [&](auto& solver, int64_t ego, int64_t* next) {
           solve(solver, ego, next, egos.start(z, centroids, channels, ego));
         });
   } else {
     egos.template for_each<TransportSolver<T, Rows>>(
-        transport, executor, [&](auto& solver, int64_t ego, const Index** next) {
+        transport, executor, [&](auto& solver, int64_t ego, int64_t* next) {
           solve(solver, ego, next, centroids + ego * width);
         });
   }
@@ -86,26 +85,25 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
 }
 
 // The nodes' part of the backward: gather(entries, node, begin, end, sums) over the transpose.
-template <class T, class Index, class Fetch, class Gather, class Write>
-void gather_nodes(const Graph& graph, int64_t channels, const Executor& executor,
+template <class T, class Fetch, class Gather, class Write>
+void gather_nodes(const GraphView& graph, int64_t channels, const Executor& executor,
                   const Fetch& fetch, const Gather& gather, const Write& write) {
-  const TransposeEntries<Index, Fetch> entries{
-      index_array<Index>(graph.ego), index_array<Index>(graph.slot), graph.num_slots, fetch};
+  const auto entries = transpose_entries(graph, fetch);
   sum_segment_blocks<Acc<T>>(
-      index_array<Index>(graph.colptr), graph.num_nodes, channels, executor,
+      graph.colptr, graph.num_nodes, channels, executor,
       [&](int64_t node, int64_t begin, int64_t end, Acc<T>* sums) {
         gather(entries, node, begin, end, sums);
       },
       write);
 }
 
-template <class T, class Index>
+template <class T>
 void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
   using A = Acc<T>;
   const Transport& transport = call.transport;
   const int64_t channels = transport.channels, width = pair_coefficients(transport);
   const int64_t steps = transport.num_iters == 0 ? 1 : transport.num_iters;
-  const Egos<T, Index> egos{*call.graph};
+  const Egos<T> egos{GraphView(*call.graph)};
   const T* z = static_cast<const T*>(call.z);
   const T* centroids = static_cast<const T*>(call.centroids);
   const T* grad_assign = static_cast<const T*>(call.grad_assign);
@@ -114,8 +112,8 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
   T* table = static_cast<T*>(call.table);
   T* grad_z = static_cast<T*>(call.grad_z);  // at first what a fresh ego's own row gets
   const bool fresh = centroids == nullptr;
-  egos.template for_each<PairSolver<T, GatheredRows<T, Index>>>(
-      transport, executor, [&](auto& solver, int64_t ego, const Index** next) {
+  egos.template for_each<PairSolver<T, GatheredRows<T>>>(
+      transport, executor, [&](auto& solver, int64_t ego, int64_t* next) {
         const int64_t begin = egos.rowptr[ego];
         solver.backward(egos.rows(z, channels, ego, next), egos.size(ego),
                         egos.start(z, centroids, channels, ego),
@@ -128,8 +126,8 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
       });
   const T* first_centroids = fresh ? z : centroids;
   const int64_t first_stride = fresh ? channels : 2 * channels;
-  gather_nodes<T, Index>(
-      *call.graph, channels, executor,
+  gather_nodes<T>(
+      egos.graph, channels, executor,
       [=](int64_t ego, int64_t slot) {
         prefetch_row(table + ego * kPairRows * channels, kPairRows * channels);
         __builtin_prefetch(coefficients + slot * width);
@@ -147,21 +145,21 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
       });
 }
 
-template <class T, class Index>
+template <class T>
 void run_backward(const SinkhornBackward& call, const Executor& executor) {
   using A = Acc<T>;
   const Transport& transport = call.transport;
   const int64_t clusters = transport.num_clusters, channels = transport.channels;
   const int64_t width = clusters * channels;
   const int64_t steps = transport.num_iters == 0 ? 1 : transport.num_iters;
-  const Egos<T, Index> egos{*call.graph};
+  const Egos<T> egos{GraphView(*call.graph)};
   const T* z = static_cast<const T*>(call.z);
   const T* centroids = static_cast<const T*>(call.centroids);
   const T* grad_assign = static_cast<const T*>(call.grad_assign);
   const T* grad_clusters = static_cast<const T*>(call.grad_clusters);
   A* coefficients = static_cast<A*>(call.coefficients);
-  egos.template for_each<TransportSolver<T, GatheredRows<T, Index>>>(
-      transport, executor, [&](auto& solver, int64_t ego, const Index** next) {
+  egos.template for_each<TransportSolver<T, GatheredRows<T>>>(
+      transport, executor, [&](auto& solver, int64_t ego, int64_t* next) {
         const int64_t begin = egos.rowptr[ego];
         solver.backward(egos.rows(z, channels, ego, next), egos.size(ego), centroids + ego * width,
                         static_cast<const A*>(call.potentials) + ego * steps * clusters,
@@ -170,8 +168,8 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
                         coefficients + begin * 2 * clusters,
                         static_cast<T*>(call.grad_centroids) + ego * width);
       });
-  gather_nodes<T, Index>(
-      *call.graph, channels, executor,
+  gather_nodes<T>(
+      egos.graph, channels, executor,
       [=](int64_t ego, int64_t slot) {
         prefetch_row(centroids + ego * width, width);
         if (grad_clusters != nullptr) prefetch_row(grad_clusters + ego * width, width);
@@ -193,18 +191,17 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
 
 bool local_sinkhorn(const SinkhornForward& call, const Executor& executor) {
   bool finite = true;
-  with_types(call.dtype, *call.graph, [&](auto storage, auto index) {
-    finite = run_forward<decltype(storage), decltype(index)>(call, executor);
-  });
+  with_storage(call.dtype,
+               [&](auto storage) { finite = run_forward<decltype(storage)>(call, executor); });
   return finite;
 }
 
 void local_sinkhorn_backward(const SinkhornBackward& call, const Executor& executor) {
-  with_types(call.dtype, *call.graph, [&](auto storage, auto index) {
+  with_storage(call.dtype, [&](auto storage) {
     if (call.transport.num_clusters == 2) {
-      run_pair_backward<decltype(storage), decltype(index)>(call, executor);
+      run_pair_backward<decltype(storage)>(call, executor);
     } else {
-      run_backward<decltype(storage), decltype(index)>(call, executor);
+      run_backward<decltype(storage)>(call, executor);
     }
   });
 }

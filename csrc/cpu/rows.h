@@ -5,6 +5,7 @@
 // slices.
 #pragma once
 
+#include "split.h"
 #include "vec.h"
 
 namespace dcgnn::cpu::DCGNN_ISA {
@@ -73,59 +74,58 @@ constexpr int64_t kPrefetchRows = 12;
 // Rows of the next segment that are asked for while this one is in the cache.
 constexpr int64_t kPrefetchNext = 512;
 
-// Rows named by an index array. The first visit to a segment asks for rows ahead of itself, into
-// the next segments; later visits find them in the cache and use the time to ask for the rows of
-// the next segment. `next` remembers up to where rows were asked for; null where threads share the
-// segment.
-template <class T, class Index>
+// Rows named by the entries begin .. begin + count - 1 of an index array. The first visit to a
+// segment asks for rows ahead of itself, into the next segments; later visits find them in the
+// cache and use the time to ask for the rows of the next segment. `next` remembers up to which
+// entry rows were asked for; null where threads share the segment.
+template <class T>
 struct GatheredRows {
   using Storage = T;
   const T* base;
   int64_t channels;
-  const Index* index;
-  const Index* segment_end;
-  const Index* index_end;
-  const Index** next;
+  IndexArray index;
+  int64_t begin, segment_end, index_end;
+  int64_t* next;
 
-  GatheredRows(const T* base_, int64_t channels_, const Index* index_, int64_t count,
-               const Index* index_end_, const Index** next_)
+  GatheredRows(const T* base_, int64_t channels_, IndexArray index_, int64_t index_end_,
+               int64_t begin_, int64_t count, int64_t* next_)
       : base(base_),
         channels(channels_),
         index(index_),
-        segment_end(index_ + count),
+        begin(begin_),
+        segment_end(begin_ + count),
         index_end(index_end_),
         next(next_) {
-    if (next != nullptr && (*next == nullptr || *next < index)) *next = index;
+    if (next != nullptr && *next < begin) *next = begin;
   }
 
-  DCGNN_INLINE const T* row(int64_t k) const {
-    return base + static_cast<int64_t>(index[k]) * channels;
-  }
+  DCGNN_INLINE const T* row(int64_t k) const { return base + index[begin + k] * channels; }
   // In the first visit, at row k.
   DCGNN_INLINE void prefetch(int64_t k) const {
+    const int64_t ahead = begin + k + kPrefetchRows;
     if (next == nullptr) {
-      if (index_end - index > k + kPrefetchRows) prefetch_row(row(k + kPrefetchRows), channels);
-      return;
+      if (ahead < index_end) fetch(ahead);
+    } else {
+      for (const int64_t last = ahead < index_end ? ahead : index_end - 1; *next <= last; ++*next) {
+        fetch(*next);
+      }
     }
-    const int64_t ahead =
-        index_end - index > k + kPrefetchRows ? k + kPrefetchRows : index_end - index - 1;
-    for (; *next - index <= ahead; ++*next) fetch(**next);
   }
   // In a later visit, at any row.
   DCGNN_INLINE void prefetch_next() const {
     if (next == nullptr || *next - segment_end >= kPrefetchNext || *next >= index_end) return;
-    fetch(**next);
+    fetch(*next);
     ++*next;
   }
   GatheredRows from(int64_t k) const {
     GatheredRows rows = *this;
-    rows.index += k;
+    rows.begin += k;
     return rows;
   }
 
  private:
-  DCGNN_INLINE void fetch(Index row) const {
-    prefetch_row(base + static_cast<int64_t>(row) * channels, channels);
+  DCGNN_INLINE void fetch(int64_t entry) const {
+    prefetch_row(base + index[entry] * channels, channels);
   }
 };
 

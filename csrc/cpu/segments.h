@@ -9,10 +9,10 @@ namespace dcgnn::cpu::DCGNN_ISA {
 
 // make() gives the state that a thread keeps over its segments; body(state, segment) works on one
 // that is not a hub; hub(segment) on a hub, with the whole executor to itself.
-template <class Index, class Make, class Body, class Hub>
-void for_each_segment(const Index* ptr, int64_t num_segments, const Executor& executor,
+template <class Make, class Body, class Hub>
+void for_each_segment(IndexArray ptr, int64_t num_segments, const Executor& executor,
                       const Make& make, const Body& body, const Hub& hub) {
-  const SlotSplit<Index> split(ptr, num_segments);
+  const SlotSplit split(ptr, num_segments);
   executor.run(split.num_tasks(), [&](int64_t begin, int64_t end) {
     auto state = make();
     const int64_t last = split.task_begin(end);
@@ -26,8 +26,8 @@ void for_each_segment(const Index* ptr, int64_t num_segments, const Executor& ex
 // sum_block(segment, begin, end, sums) sums `width` values over some entries of a segment;
 // write(segment, sums) gets the sums over all of them. A hub's entries are summed in blocks, and
 // the blocks in order.
-template <class A, class Index, class SumBlock, class Write>
-void sum_segment_blocks(const Index* ptr, int64_t num_segments, int64_t width,
+template <class A, class SumBlock, class Write>
+void sum_segment_blocks(IndexArray ptr, int64_t num_segments, int64_t width,
                         const Executor& executor, const SumBlock& sum_block, const Write& write) {
   struct Memory {
     Buffer<A> sums;
@@ -36,7 +36,7 @@ void sum_segment_blocks(const Index* ptr, int64_t num_segments, int64_t width,
       ptr, num_segments, executor, [] { return Memory{}; },
       [&](Memory& memory, int64_t segment) {
         A* sums = memory.sums.reserve(width);
-        sum_block(segment, int64_t{ptr[segment]}, int64_t{ptr[segment + 1]}, sums);
+        sum_block(segment, ptr[segment], ptr[segment + 1], sums);
         write(segment, sums);
       },
       [&](int64_t segment) {
@@ -64,8 +64,8 @@ DCGNN_INLINE void write_row(T* out, const Acc<T>* values, int64_t count) {
 }
 
 // The same for one row of F channels a segment, out[segment * F + f].
-template <class T, class Index, class SumBlock>
-void sum_segments(const Index* ptr, int64_t num_segments, int64_t channels, T* out,
+template <class T, class SumBlock>
+void sum_segments(IndexArray ptr, int64_t num_segments, int64_t channels, T* out,
                   const Executor& executor, const SumBlock& sum_block) {
   sum_segment_blocks<Acc<T>>(ptr, num_segments, channels, executor, sum_block,
                              [&](int64_t segment, const Acc<T>* sums) {
@@ -75,42 +75,46 @@ void sum_segments(const Index* ptr, int64_t num_segments, int64_t channels, T* o
 
 // The entries of the transpose: entry k is a node at CSR position slot[k] of the ego ego[k].
 // fetch(ego, slot) asks for what an entry will need, kPrefetchRows entries ahead.
-template <class Index, class Fetch>
+template <class Fetch>
 struct TransposeEntries {
-  const Index* ego;
-  const Index* position;
+  IndexArray ego;
+  IndexArray position;
   int64_t num_slots;
   Fetch fetch;
   DCGNN_INLINE int64_t problem(int64_t k) const { return ego[k]; }
   DCGNN_INLINE int64_t slot(int64_t k) const { return position[k]; }
   DCGNN_INLINE void prefetch(int64_t k) const {
     const int64_t ahead = k + kPrefetchRows;
-    if (ahead < num_slots)
-      fetch(static_cast<int64_t>(ego[ahead]), static_cast<int64_t>(position[ahead]));
+    if (ahead < num_slots) fetch(ego[ahead], position[ahead]);
   }
 };
 
-// visit(T{}, Index{}) with the types that a call's arrays have.
+// visit(T{}) with the type that a call's arrays have.
 template <class Visit>
 void with_storage(DType dtype, const Visit& visit) {
   if (dtype == DType::kFloat32) visit(float{});
   if (dtype == DType::kFloat64) visit(double{});
   if (dtype == DType::kBFloat16) visit(BFloat16{});
 }
-template <class Visit>
-void with_types(DType dtype, const Graph& graph, const Visit& visit) {
-  with_storage(dtype, [&](auto storage) {
-    if (graph.wide_index) {
-      visit(storage, int64_t{});
-    } else {
-      visit(storage, int32_t{});
-    }
-  });
-}
 
-template <class Index>
-DCGNN_INLINE const Index* index_array(const void* array) {
-  return static_cast<const Index*>(array);
+// The arrays of a graph, to be read by position.
+struct GraphView {
+  explicit GraphView(const Graph& graph)
+      : num_nodes(graph.num_nodes),
+        num_slots(graph.num_slots),
+        rowptr{graph.rowptr, graph.wide_index},
+        member{graph.member, graph.wide_index},
+        colptr{graph.colptr, graph.wide_index},
+        ego{graph.ego, graph.wide_index},
+        slot{graph.slot, graph.wide_index} {}
+  int64_t num_nodes, num_slots;
+  IndexArray rowptr, member, colptr, ego, slot;
+};
+
+// The transpose's entries, with fetch(ego, slot) to ask for what an entry will need.
+template <class Fetch>
+TransposeEntries<Fetch> transpose_entries(const GraphView& graph, const Fetch& fetch) {
+  return {graph.ego, graph.slot, graph.num_slots, fetch};
 }
 
 }  // namespace dcgnn::cpu::DCGNN_ISA

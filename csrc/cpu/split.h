@@ -47,11 +47,20 @@ class Buffer {
   int64_t capacity_ = 0;
 };
 
-template <class Index>
+// An array of int32_t or int64_t. Which of them is known at run time only: the kernels exist once,
+// not once for each.
+struct IndexArray {
+  const void* data;
+  bool wide;
+  int64_t operator[](int64_t k) const {
+    return wide ? static_cast<const int64_t*>(data)[k] : static_cast<const int32_t*>(data)[k];
+  }
+};
+
 class SlotSplit {
  public:
-  SlotSplit(const Index* ptr, int64_t num_segments) : ptr_(ptr), num_segments_(num_segments) {
-    num_slots_ = num_segments == 0 ? 0 : static_cast<int64_t>(ptr[num_segments]);
+  SlotSplit(IndexArray ptr, int64_t num_segments) : ptr_(ptr), num_segments_(num_segments) {
+    num_slots_ = num_segments == 0 ? 0 : ptr[num_segments];
   }
   int64_t num_tasks() const {
     const int64_t by_slots = (num_slots_ + kChunkSlots - 1) / kChunkSlots;
@@ -92,7 +101,7 @@ class SlotSplit {
   }
 
  private:
-  const Index* ptr_;
+  IndexArray ptr_;
   int64_t num_segments_;
   int64_t num_slots_;
 };

@@ -75,13 +75,13 @@ struct Transport {
 // What a backward keeps for its gather over the transpose: so many numbers (float, or double for
 // float64) for every slot, and so many rows of the storage type for every problem.
 constexpr int64_t kPairRows = 3;
-inline int64_t pair_coefficients(const Transport& transport) {
+__attribute__((always_inline)) inline int64_t pair_coefficients(const Transport& transport) {
   return transport.cost_scale == CostScale::kNone ? 2 : 3;
 }
-inline int64_t slot_coefficients(const Transport& transport) {
+__attribute__((always_inline)) inline int64_t slot_coefficients(const Transport& transport) {
   return transport.num_clusters == 2 ? pair_coefficients(transport) : 2 * transport.num_clusters;
 }
-inline int64_t table_rows(const Transport& transport) {
+__attribute__((always_inline)) inline int64_t table_rows(const Transport& transport) {
   return transport.num_clusters == 2 ? kPairRows : 0;
 }
 
