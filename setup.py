@@ -6,7 +6,11 @@ torch is located on disk and never imported here, so metadata and isolated build
 Environment variables:
     DCGNN_NATIVE  "auto" (default): build when the tools are there, else install pure Python and say why;
                   "1": a missing tool is an error; "0": never build.
+    FORCE_CUDA    unset: build the CUDA kernels when torch is a CUDA build and nvcc is there (a GPU is not
+                  needed), else leave them out and say why; "1": leaving them out is an error; "0": never.
+    TORCH_CUDA_ARCH_LIST  GPU architectures, as for torch, e.g. "8.0;9.0+PTX".
     DCGNN_WERROR  "1": a compiler warning in our code is an error (as in CI).
+    CUDACXX, CUDA_HOME: where nvcc is, if not on PATH.
     CXX, CMAKE_BUILD_PARALLEL_LEVEL, CMAKE_ARGS: as CMake reads them.
 """
 
@@ -48,6 +52,12 @@ def torch_version(torch_dir: Path) -> str:
     return match.group(1) if match else "unknown"
 
 
+def torch_cuda_version(torch_dir: Path) -> str | None:
+    """The CUDA release that torch was built with."""
+    match = re.search(r"^cuda\b[^=]*=\s*['\"]([^'\"]+)", (torch_dir / "version.py").read_text(), re.MULTILINE)
+    return match.group(1) if match else None
+
+
 def missing_tool() -> str | None:
     """Why the native extension cannot be built here, or None if it can."""
     mode = os.environ.get("DCGNN_NATIVE", "auto")
@@ -73,7 +83,40 @@ def missing_tool() -> str | None:
     return reason
 
 
+def find_nvcc() -> str | None:
+    named = os.environ.get("CUDACXX")
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    candidates = [named] if named else [*(str(Path(home, "bin", "nvcc")) for home in homes), "nvcc"]
+    return next((path for path in map(shutil.which, candidates) if path is not None), None)
+
+
+def missing_cuda() -> str | None:
+    """Why the CUDA kernels cannot be built here, or None if they can."""
+    mode = os.environ.get("FORCE_CUDA", "auto") or "auto"
+    if mode not in ("auto", "0", "1"):
+        raise SystemExit(f"FORCE_CUDA must be 0 or 1, got {mode!r}")
+    if mode == "0":
+        return "the build was asked to leave it out (FORCE_CUDA=0)"
+    torch_dir, nvcc = find_torch(), find_nvcc()
+    version = torch_cuda_version(torch_dir) if torch_dir is not None else None
+    reason = NOT_BUILT
+    if reason is None and torch_dir is not None and version is None:
+        reason = f"torch {torch_version(torch_dir)} was a build without CUDA when it was installed"
+    elif reason is None and nvcc is None:
+        reason = "nvcc was not found when it was installed (looked at CUDACXX, CUDA_HOME and PATH)"
+    elif reason is None and nvcc is not None and version is not None:
+        text = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout
+        found = re.search(r"release (\d+)\.", text)
+        if found is None or found[1] != version.split(".")[0]:
+            has = f"of CUDA {found[1]}" if found is not None else "of an unknown version"
+            reason = f"nvcc was {has} when it was installed, but torch was built with CUDA {version}"
+    if reason is not None and mode == "1":
+        raise SystemExit(f"FORCE_CUDA=1, but {reason}")
+    return reason
+
+
 NOT_BUILT = missing_tool()
+CUDA_NOT_BUILT = missing_cuda()
 
 
 class CMakeBuild(build_ext):
@@ -102,6 +145,10 @@ class CMakeBuild(build_ext):
             f"-Dpybind11_DIR={pybind11_dir}",
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
+        if CUDA_NOT_BUILT is None:
+            configure += ["-DDCGNN_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={find_nvcc()}"]
+            if os.environ.get("CXX"):
+                configure.append(f"-DCMAKE_CUDA_HOST_COMPILER={shlex.split(os.environ['CXX'])[0]}")
         if shutil.which("ninja"):
             configure.append("-GNinja")
         subprocess.run(configure, check=True)
@@ -119,11 +166,14 @@ class BuildPyWithFacts(build_py):
         torch_dir = find_torch()
         facts = {
             "native_not_built": NOT_BUILT,
+            "cuda_not_built": CUDA_NOT_BUILT,
             "torch_version": torch_version(torch_dir) if torch_dir is not None else None,
         }
         path.write_text(json.dumps(facts) + "\n")
         if NOT_BUILT is not None:
             print(f"dcgnn-kernels: installing without native kernels: {NOT_BUILT}", file=sys.stderr)
+        elif CUDA_NOT_BUILT is not None:
+            print(f"dcgnn-kernels: installing without CUDA kernels: {CUDA_NOT_BUILT}", file=sys.stderr)
 
 
 setup(

@@ -37,6 +37,12 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, f"the extension does not load with torch {torch.__version__}: {error}"
 
 
+def cuda_missing_reason() -> str:
+    """Why the loaded extension has no CUDA kernels."""
+    info = json.loads(Path(__file__).with_name("_build_info.json").read_text())
+    return info.get("cuda_not_built") or "the extension was built without them"
+
+
 module, missing_reason = _load()
 
 

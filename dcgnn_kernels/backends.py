@@ -50,6 +50,21 @@ def _gpu(name: str) -> Backend:
     return Backend(False, (), f"this version has no {name} kernels; CUDA tensors use the reference")
 
 
+def _native_cuda() -> Backend:
+    module = _native_loader.module
+    if not torch.backends.cuda.is_built():
+        return Backend(False, (), f"torch {torch.__version__} is built without CUDA")
+    if module is None:
+        return Backend(False, (), _native_loader.missing_reason)
+    if module.cuda_version is None:
+        return Backend(False, (), _native_loader.cuda_missing_reason())
+    ops = tuple(op for op in OPS if _has_kernel(op, "CUDA"))
+    built = f"CUDA {module.cuda_version}, {module.cuda_architectures}"
+    if not torch.cuda.is_available():
+        return Backend(False, ops, f"built ({built}), but torch finds no CUDA device here")
+    return Backend(True, ops, f"{torch.cuda.get_device_name()}, {built}")
+
+
 def backends() -> Backends:
     """The state of every backend: ``native-cpu``, ``triton``, ``native-cuda`` and ``reference``.
 
@@ -63,7 +78,7 @@ def backends() -> Backends:
         {
             "native-cpu": _native_cpu(),
             "triton": _gpu("Triton"),
-            "native-cuda": _gpu("CUDA C++"),
+            "native-cuda": _native_cuda(),
             "reference": Backend(True, OPS, "plain PyTorch, any device"),
         }
     )

@@ -27,4 +27,10 @@ PYBIND11_MODULE(_native, module) {
   module.attr("instruction_set") = dcgnn::cpu::kernels().isa;
   module.def("kept_bytes", &dcgnn::kept_bytes);
   module.def("release_memory", &dcgnn::release_kept_memory);
+#ifdef DCGNN_CUDA_VERSION
+  module.attr("cuda_version") = DCGNN_CUDA_VERSION;
+  module.attr("cuda_architectures") = DCGNN_CUDA_ARCHITECTURES;
+#else
+  module.attr("cuda_version") = pybind11::none();
+#endif
 }
