@@ -1,8 +1,9 @@
-// dcgnn::cluster_scatter and dcgnn::node_update on CUDA, with their backwards: on the current stream
-// of the tensors' device. A launch that fails is a Python exception.
+// dcgnn::cluster_scatter and dcgnn::node_update on CUDA, with their backwards: on the current
+// stream of the tensors' device. A launch that fails is a Python exception.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -134,15 +135,12 @@ at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
                        global_factor, local_factor,   ego_factor};
   dense.prepare(op, message);
   const at::Tensor x = x_.contiguous();
-  const cuda::NodeUpdate update{dense.global_assign.size(1),
-                                x.const_data_ptr(),
-                                dense.global_assign.const_data_ptr(),
-                                dense.global_message.const_data_ptr(),
-                                dense.ego_factor.const_data_ptr(),
-                                dense.x_factor.const_data_ptr(),
-                                dense.global_factor.const_data_ptr(),
-                                dense.local_factor.const_data_ptr(),
-                                cuda_activation(op, activation)};
+  const cuda::NodeUpdate update{
+      dense.global_assign.size(1),          x.const_data_ptr(),
+      dense.global_assign.const_data_ptr(), dense.global_message.const_data_ptr(),
+      dense.ego_factor.const_data_ptr(),    dense.x_factor.const_data_ptr(),
+      dense.global_factor.const_data_ptr(), dense.local_factor.const_data_ptr(),
+      cuda_activation(op, activation)};
   return launch_forward(op, arrays, assign, message, update);
 }
 
@@ -167,8 +165,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> node_upda
   // The dense part is two matrix products with few columns: cuBLAS, in the dtype of the sums.
   const auto dtype = message.scalar_type(), wide = wide_dtype(message);
   const at::Tensor grad = grad_.to(wide);
-  const at::Tensor scaled = dense.global_factor.unsqueeze(1) * grad;
-  return {(dense.x_factor.unsqueeze(1) * grad).to(dtype),
+  const at::Tensor scaled = at::mul(dense.global_factor.unsqueeze(1), grad);
+  return {at::mul(dense.x_factor.unsqueeze(1), grad).to(dtype),
           at::mm(scaled, dense.global_message.to(wide).t()).to(dtype),
           at::mm(dense.global_assign.to(wide).t(), scaled).to(dtype), grad_assign, grad_message};
 }
