@@ -2,6 +2,9 @@
 # make demo    trains DC-GNN on an embedded graph, beside GCN and GAT
 # make test    all tests
 # make sanitize  native unit tests under the address, undefined-behaviour and thread sanitizers
+# make check-cuda-build  a wheel with CUDA kernels, built and checked beside the CUDA build of torch; needs nvcc,
+#              no GPU, and 8 GB of disk for its own environment in build/cuda-check
+# make cuda-resources  registers, spills and occupancy of every CUDA kernel; fails on spills; needs nvcc
 # make lint    ruff, mypy, clang-format
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +15,7 @@ STAMP := $(VENV)/.installed
 # Threads that spin while they wait slow each other down manyfold on a machine that is busy with other work.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: setup demo test lint format native-test sanitize clean
+.PHONY: setup demo test lint format native-test sanitize check-cuda-build cuda-resources clean
 
 setup: $(STAMP)
 
@@ -52,6 +55,27 @@ sanitize-%: setup
 	  -DCMAKE_BUILD_TYPE= -DCMAKE_CXX_FLAGS="-O1 -g1" -DDCGNN_SANITIZE=$* > /dev/null
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/$@
 	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/$@ --output-on-failure
+
+# torch===: exactly this release, without a local label, which is the CUDA build.
+CUDA_CHECK := $(CURDIR)/build/cuda-check
+CUDA_BIN := $(CUDA_CHECK)/venv/bin
+check-cuda-build:
+	@command -v nvcc > /dev/null || { echo "check-cuda-build: nvcc is not on PATH" >&2; exit 1; }
+	test -x $(CUDA_BIN)/python || $(PYTHON) -m venv $(CUDA_CHECK)/venv
+	$(CUDA_BIN)/python -m pip install --quiet --disable-pip-version-check "torch===$$(sed -n 's/^torch==//p' requirements-dev.txt)"
+	grep -v '^#\|^torch==' requirements-dev.txt > $(CUDA_CHECK)/requirements.txt
+	$(CUDA_BIN)/python -m pip install --quiet --disable-pip-version-check -r $(CUDA_CHECK)/requirements.txt
+	rm -rf $(CUDA_CHECK)/wheels
+	PATH="$(CUDA_BIN):$$PATH" FORCE_CUDA=1 DCGNN_NATIVE=1 DCGNN_WERROR=1 $(CUDA_BIN)/python -m pip wheel --quiet \
+	  --disable-pip-version-check --no-build-isolation --no-deps -w $(CUDA_CHECK)/wheels .
+	$(CUDA_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(CUDA_CHECK)/wheels/*.whl
+	nvcc -shared -cudart none -Xcompiler -fPIC -Xlinker -soname,libcuda.so.1 -o $(CUDA_CHECK)/libcuda.so.1 csrc/tests/pretend_cuda.cpp
+	cd $(CUDA_CHECK) && DCGNN_WHEEL="$$(ls wheels/*.whl)" DCGNN_PRETEND=$(CUDA_CHECK)/libcuda.so.1 \
+	  LD_LIBRARY_PATH=$(CUDA_CHECK) LD_PRELOAD=$(CUDA_CHECK)/libcuda.so.1 $(CUDA_BIN)/pytest -s $(CURDIR)/tests/check_cuda_build.py
+	@echo "The environment stays in build/cuda-check for the next run; 'make clean' removes it."
+
+cuda-resources:
+	$(PYTHON) tests/cuda_resources.py
 
 lint: setup
 	$(BIN)/ruff check .

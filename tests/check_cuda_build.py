@@ -1,0 +1,193 @@
+"""What `make check-cuda-build` checks: a wheel with CUDA kernels, built against and installed beside the CUDA
+build of torch, on a machine that need not have a GPU. Not collected by `make test`.
+
+No kernel runs here. A pretended device (csrc/tests/pretend_cuda.cpp) lets autograd and the compiler follow fake
+CUDA tensors, and records what the extension launches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from graphs import awkward, star
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import dcgnn_kernels
+from dcgnn import DCConv
+from dcgnn_kernels import EgoGraph, _native_loader, backends
+
+CUDA_OPS = ("cluster_scatter", "cluster_scatter_backward", "node_update", "node_update_backward")
+WHEEL = Path(os.environ["DCGNN_WHEEL"])
+PRETEND = ctypes.CDLL(os.environ["DCGNN_PRETEND"])
+PRETEND.pretend_last_stream.restype = ctypes.c_void_p
+
+
+def test_the_installed_extension_is_loaded():
+    assert "site-packages" in dcgnn_kernels.__file__
+    assert torch.version.cuda is not None
+    assert _native_loader.module is not None, _native_loader.missing_reason
+    assert _native_loader.module.cuda_version.split(".")[0] == torch.version.cuda.split(".")[0]
+
+
+@pytest.mark.parametrize("op", CUDA_OPS)
+def test_ops_are_registered_for_cuda(op):
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"dcgnn::{op}", "CUDA")
+
+
+def test_backends_says_that_the_kernels_are_built_and_why_they_are_off(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    backend = backends()["native-cuda"]
+    assert not backend.available
+    assert {"cluster_scatter", "node_update"} <= set(backend.ops)
+    assert "torch finds no CUDA device here" in backend.reason
+    assert "sm_80" in backend.reason
+
+
+def test_the_wheel_carries_code_for_every_listed_architecture(tmp_path):
+    triton = pytest.importorskip("triton")
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with zipfile.ZipFile(WHEEL) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".so")]
+        library = archive.extract(name, tmp_path)
+    listed = subprocess.run(
+        [tool, "--list-elf", "--list-ptx", library], capture_output=True, text=True, check=True
+    ).stdout
+    cubins = re.findall(r"ELF file.*\.(sm_\w+)\.cubin", listed)
+    texts = re.findall(r"PTX file.*\.sm_(\w+)\.ptx", listed)
+    wanted = _native_loader.module.cuda_architectures.split(", ")
+    architectures = [name for name in wanted if name.startswith("sm_")]
+    # One image for each of the four storage types, and the file that chooses between them.
+    assert {name: cubins.count(name) for name in architectures} == dict.fromkeys(architectures, 5)
+    assert set(texts) == {name.removeprefix("PTX of ") for name in wanted if name.startswith("PTX")}
+    print(f"\n{WHEEL.name}: cubins for {', '.join(architectures)}, PTX for {', '.join(sorted(set(texts)))}")
+
+
+@pytest.fixture
+def fake_layer(monkeypatch):
+    """A layer, its input and its graph as fake tensors on cuda, and the mode that they live in."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # else the mode creates a context
+    torch.use_deterministic_algorithms(False)
+    graph = EgoGraph.from_edge_index(*awkward())
+    with FakeTensorMode() as mode:
+        arrays = [torch.empty(array.shape, dtype=array.dtype, device="cuda") for array in graph.arrays()]
+        with torch.device("cuda"):
+            layer = DCConv(8, 16, num_global=4)
+        x = torch.randn(graph.num_nodes, 8, device="cuda", requires_grad=True)
+    return mode, layer, x, EgoGraph._trusted(*arrays)
+
+
+def check_gradients(layer, x, out):
+    assert out.device.type == "cuda"
+    assert out.shape == (10, 16)
+    out.sum().backward()
+    assert x.grad.device.type == "cuda"
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.device.type == "cuda"
+
+
+def test_fake_tensors_flow_through_layer_and_autograd(fake_layer):
+    mode, layer, x, graph = fake_layer
+    with mode:
+        check_gradients(layer, x, layer(x, graph))
+
+
+def test_fake_tensors_flow_through_compile(fake_layer):
+    mode, layer, x, graph = fake_layer
+    with mode:
+        check_gradients(layer, x, torch.compile(layer, backend="aot_eager", fullgraph=True)(x, graph))
+
+
+def test_fake_tensors_flow_through_export(fake_layer):
+    mode, layer, x, graph = fake_layer
+    with mode:
+        program = torch.export.export(layer, (x, graph))
+    assert "dcgnn.node_update.default" in {str(node.target) for node in program.graph.nodes}
+
+
+def on_device(graph: EgoGraph) -> EgoGraph:
+    return EgoGraph._trusted(*(array.to("cuda") for array in graph.arrays()))
+
+
+@pytest.fixture
+def call():
+    """cluster_scatter on the pretended device: a graph with a hub, so that it takes two launches."""
+    torch.use_deterministic_algorithms(False)
+    graph = on_device(EgoGraph.from_edge_index(*star(300)))
+    assign = torch.empty(graph.num_slots, 2, device="cuda")
+    clusters = torch.empty(graph.num_nodes, 2, 8, device="cuda")
+    PRETEND.pretend_reset(0)
+    return lambda: torch.ops.dcgnn.cluster_scatter(assign, clusters, *graph.arrays())
+
+
+def test_kernels_go_to_the_current_stream(call):
+    stream = torch.cuda.Stream()
+    out = call()
+    assert out.shape == (300, 8)
+    assert PRETEND.pretend_num_launches() == 2
+    assert PRETEND.pretend_last_block() == 256
+    assert not PRETEND.pretend_last_stream()  # the default stream
+    with torch.cuda.stream(stream):
+        call()
+    assert PRETEND.pretend_last_stream() == stream.cuda_stream
+
+
+@pytest.mark.parametrize("error", [98, 719], ids=["invalid device function", "launch failure"])
+def test_a_failing_launch_is_a_python_exception(call, error):
+    PRETEND.pretend_reset(error)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        call()
+    assert PRETEND.pretend_num_launches() == 1
+    call()  # the error is not left behind
+
+
+def test_node_update_takes_its_activation():
+    torch.use_deterministic_algorithms(False)
+    graph = on_device(EgoGraph.from_edge_index(*awkward()))
+    shapes = ((10, 8), (10, 3), (3, 8), (graph.num_slots, 2), (10, 2, 8), *((10,),) * 4)
+    tensors = [torch.empty(shape, device="cuda") for shape in shapes]
+    PRETEND.pretend_reset(0)
+    for activation in ("none", "relu", "tanh"):
+        out = torch.ops.dcgnn.node_update(*tensors, *graph.arrays(), activation)
+        assert out.shape == (10, 8)
+    assert PRETEND.pretend_num_launches() == 3
+    with pytest.raises(ValueError, match="activation must be none, relu or tanh, got elu"):
+        torch.ops.dcgnn.node_update(*tensors, *graph.arrays(), "elu")
+
+
+def test_nothing_is_launched_for_empty_input():
+    torch.use_deterministic_algorithms(False)
+    graph = on_device(EgoGraph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 0))
+    PRETEND.pretend_reset(0)
+    out = torch.ops.dcgnn.cluster_scatter(
+        torch.empty(0, 2, device="cuda"), torch.empty(0, 2, 8, device="cuda"), *graph.arrays()
+    )
+    assert out.shape == (0, 8)
+    assert PRETEND.pretend_num_launches() == 0
+
+
+def test_bad_tensors_are_refused_before_any_launch(call):
+    graph = on_device(EgoGraph.from_edge_index(*star(300)))
+    clusters = torch.empty(graph.num_nodes, 2, 8, device="cuda")
+    assign = torch.empty(graph.num_slots, 2, device="cuda")
+    op = torch.ops.dcgnn.cluster_scatter
+    with pytest.raises(ValueError, match="assign is Half, wanted Float"):
+        op(torch.empty(assign.shape, dtype=torch.float16, device="cuda"), clusters, *graph.arrays())
+    with pytest.raises(ValueError, match=r"assign must have shape \[898, 2\]"):
+        op(assign[1:], clusters, *graph.arrays())
+    with pytest.raises(ValueError, match="ego is Long, wanted Int"):
+        op(
+            assign,
+            clusters,
+            *graph.arrays()[:3],
+            torch.empty(898, dtype=torch.int64, device="cuda"),
+            graph.slot,
+        )
+    assert PRETEND.pretend_num_launches() == 0
