@@ -29,6 +29,7 @@ $(VENV)/.requirements: requirements-dev.txt
 $(STAMP): $(VENV)/.requirements setup.py pyproject.toml CMakeLists.txt $(SOURCES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" DCGNN_WERROR=$(if $(CI),1,0) \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@$(BIN)/python -c "import dcgnn_kernels; print(dcgnn_kernels.backends())"
 	touch $@
 
 demo: setup

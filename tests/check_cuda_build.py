@@ -1,8 +1,8 @@
-"""What `make check-cuda-build` checks: a wheel with CUDA kernels, built against and installed beside the CUDA
-build of torch, on a machine that need not have a GPU. Not collected by `make test`.
+"""What `make check-cuda-build` checks: a wheel with CUDA kernels, built against the CUDA build of torch and
+installed beside it, on a machine that need not have a GPU. Not collected by `make test`.
 
-No kernel runs here. A pretended device (csrc/tests/pretend_cuda.cpp) lets autograd and the compiler follow fake
-CUDA tensors, and records what the extension launches.
+No kernel runs here. A pretended device (csrc/tests/pretend_cuda.cpp) lets autograd and the compiler follow
+fake CUDA tensors, and records what the extension launches.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 
 # Some virtual machines announce AMX but do not let programs use it: torch's own bfloat16 matrix products
 # then die of an illegal instruction. Read when torch first multiplies.
@@ -25,6 +27,15 @@ settings.load_profile("project")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where the op tests run: cpu (default) or cuda")
+
+
+def pytest_report_header() -> list[str]:
+    """What the machine's compiler lets these tests do with the CUDA kernels."""
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        return ["cuda: no nvcc on PATH: CUDA kernels run on the host only (CTest); their PTX is left out"]
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout.splitlines()[-1]
+    return [f"cuda: {version}: CUDA kernels are compiled and their PTX is executed in an interpreter"]
 
 
 @pytest.fixture(scope="session")
