@@ -10,6 +10,8 @@ from dcgnn_kernels import _native_loader
 
 OPS = ("local_sinkhorn", "cluster_scatter", "global_sinkhorn", "local_centroids", "node_update")
 
+NATIVE_CUDA_OPS = ("cluster_scatter", "node_update")
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -58,11 +60,10 @@ def _native_cuda() -> Backend:
         return Backend(False, (), _native_loader.missing_reason)
     if module.cuda_version is None:
         return Backend(False, (), _native_loader.cuda_missing_reason())
-    ops = tuple(op for op in OPS if _has_kernel(op, "CUDA"))
     built = f"CUDA {module.cuda_version}, {module.cuda_architectures}"
     if not torch.cuda.is_available():
-        return Backend(False, ops, f"built ({built}), but torch finds no CUDA device here")
-    return Backend(True, ops, f"{torch.cuda.get_device_name()}, {built}")
+        return Backend(False, NATIVE_CUDA_OPS, f"built ({built}), but torch finds no CUDA device here")
+    return Backend(True, NATIVE_CUDA_OPS, f"{torch.cuda.get_device_name()}, {built}")
 
 
 def backends() -> Backends:

@@ -178,6 +178,8 @@ def test_bad_tensors_are_refused_before_any_launch(call):
     clusters = torch.empty(graph.num_nodes, 2, 8, device="cuda")
     assign = torch.empty(graph.num_slots, 2, device="cuda")
     op = torch.ops.dcgnn.cluster_scatter
+    with pytest.raises(ValueError, match="clusters is on cpu, but another argument is on a CUDA device"):
+        op(assign, torch.empty(clusters.shape), *graph.arrays())
     with pytest.raises(ValueError, match="assign is Half, wanted Float"):
         op(torch.empty(assign.shape, dtype=torch.float16, device="cuda"), clusters, *graph.arrays())
     with pytest.raises(ValueError, match=r"assign must have shape \[898, 2\]"):

@@ -40,6 +40,13 @@ inline cuda::Activation cuda_activation(const char* op, std::string_view name) {
   return cuda::Activation::kTanh;
 }
 
+// The device that a call runs on: that of its clusters.
+inline c10::Device cuda_device(const char* op, const at::Tensor& clusters) {
+  TORCH_CHECK_VALUE(clusters.is_cuda(), op, ": clusters is on ", clusters.device(),
+                    ", but another argument is on a CUDA device");
+  return clusters.device();
+}
+
 // Shape, dtype and device of one tensor against those of another.
 inline void check_cuda(const char* op, const char* name, const at::Tensor& tensor,
                        at::IntArrayRef shape, const at::Tensor& like) {

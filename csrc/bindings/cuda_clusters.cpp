@@ -78,7 +78,7 @@ at::Tensor cluster_scatter(const at::Tensor& assign, const at::Tensor& clusters,
                            const at::Tensor& colptr, const at::Tensor& ego,
                            const at::Tensor& slot) {
   const char* op = "cluster_scatter";
-  const c10::cuda::CUDAGuard guard(clusters.device());
+  const c10::cuda::CUDAGuard guard(cuda_device(op, clusters));
   const CudaGraph arrays(op, clusters, rowptr, member, colptr, ego, slot);
   check_clusters(op, arrays, assign, clusters);
   return launch_forward(op, arrays, assign, clusters, {});
@@ -89,7 +89,7 @@ std::tuple<at::Tensor, at::Tensor> cluster_scatter_backward(
     const at::Tensor& rowptr, const at::Tensor& member, const at::Tensor& colptr,
     const at::Tensor& ego, const at::Tensor& slot) {
   const char* op = "cluster_scatter_backward";
-  const c10::cuda::CUDAGuard guard(clusters.device());
+  const c10::cuda::CUDAGuard guard(cuda_device(op, clusters));
   const CudaGraph arrays(op, clusters, rowptr, member, colptr, ego, slot);
   check_clusters(op, arrays, assign, clusters);
   check_cuda(op, "grad", grad, {clusters.size(0), clusters.size(2)}, grad);
@@ -127,7 +127,7 @@ at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
                        const at::Tensor& member, const at::Tensor& colptr, const at::Tensor& ego,
                        const at::Tensor& slot, std::string_view activation) {
   const char* op = "node_update";
-  const c10::cuda::CUDAGuard guard(message.device());
+  const c10::cuda::CUDAGuard guard(cuda_device(op, message));
   const CudaGraph arrays(op, message, rowptr, member, colptr, ego, slot);
   check_clusters(op, arrays, assign, message);
   check_cuda(op, "x", x_, {message.size(0), message.size(2)}, message);
@@ -151,7 +151,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> node_upda
     const at::Tensor& rowptr, const at::Tensor& member, const at::Tensor& colptr,
     const at::Tensor& ego, const at::Tensor& slot) {
   const char* op = "node_update_backward";
-  const c10::cuda::CUDAGuard guard(message.device());
+  const c10::cuda::CUDAGuard guard(cuda_device(op, message));
   const CudaGraph arrays(op, message, rowptr, member, colptr, ego, slot);
   check_clusters(op, arrays, assign, message);
   check_cuda(op, "grad", grad_, {message.size(0), message.size(2)}, grad_);

@@ -8,8 +8,6 @@
 
 namespace dcgnn::cuda {
 
-#ifdef __CUDACC__
-
 // Enough blocks to fill the device several times over: the hardware evens out what the grid's
 // stride cannot.
 inline cudaError_t max_blocks_of_device(int64_t* max_blocks) {
@@ -63,7 +61,5 @@ cudaError_t launch_backward(const ScatterBackward& call, cudaStream_t stream) {
   }
   return status;
 }
-
-#endif
 
 }  // namespace dcgnn::cuda
