@@ -34,7 +34,7 @@ def pytest_report_header() -> list[str]:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         return ["cuda: no nvcc on PATH: CUDA kernels run on the host only (CTest); their PTX is left out"]
-    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout.splitlines()[-1]
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout.splitlines()[-2]
     return [f"cuda: {version}: CUDA kernels are compiled and their PTX is executed in an interpreter"]
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,16 @@ def test_bad_architectures(text, message):
     done = architectures(text)
     assert done.returncode != 0
     assert message in " ".join(done.stderr.split())
+
+
+def test_the_sdist_holds_what_a_cuda_build_needs(tmp_path):
+    code = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    sources = {f"csrc/cuda/{path.name}" for path in (ROOT / "csrc" / "cuda").iterdir()}
+    assert {"cmake/CudaArchitectures.cmake", "csrc/bindings/cuda_clusters.cpp", *sources} <= names
 
 
 class BuiltWithoutCuda:
