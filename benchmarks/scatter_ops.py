@@ -36,6 +36,9 @@ def measure(graph: EgoGraph, channels: int, dtype: torch.dtype, rounds: int) -> 
         {
             "cluster_scatter": lambda: ops.cluster_scatter(assign, clusters, *arrays),
             "cluster_scatter_backward": lambda: ops.cluster_scatter_backward(x, assign, clusters, *arrays),
+            "node_update": lambda: ops.node_update(
+                x, global_assign, global_message, assign, clusters, *factors, *arrays, "tanh"
+            ),
             "node_update_backward": lambda: ops.node_update_backward(
                 x, global_assign, global_message, assign, clusters, *factors, *arrays
             ),
