@@ -100,10 +100,10 @@ void run_forward(const ScatterForward& call, const Executor& executor) {
 
 // One block of rows with weights P [count, K] and vectors C [K, F], where row u counts factor(u)
 // times: products_uj = factor(u) C_j . row_u, sums_j = sum_u factor(u) P_uj row_u.
-template <class T, class Rows, class Factor>
-void backward_block(const Rows& rows, int64_t count, int64_t num_clusters, const T* assign,
-                    const T* clusters, const Factor& factor, T* products, Acc<T>* columns,
-                    Acc<T>* sums) {
+template <class T, class Factor>
+void backward_block(const GatheredRows<T>& rows, int64_t count, int64_t num_clusters,
+                    const T* assign, const T* clusters, const Factor& factor, T* products,
+                    Acc<T>* columns, Acc<T>* sums) {
   using A = Acc<T>;
   const int64_t stride = kBlockRows;
   reduce_rows_by_all<Dots, true>(rows, count, clusters, num_clusters, columns, stride);
@@ -125,8 +125,8 @@ struct Memory {
 };
 
 // backward_block over all blocks of `count` rows, and the sum of their sums, in order, as sums_out.
-template <class T, class Rows, class Factor>
-void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const Rows& rows,
+template <class T, class Factor>
+void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const GatheredRows<T>& rows,
                      int64_t count, int64_t num_clusters, const T* assign, const T* clusters,
                      const Factor& factor, T* products, T* sums_out) {
   using A = Acc<T>;
@@ -195,8 +195,9 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
   const A* global_factor = factors<A>(update.global_factor);
   Memory<A> memory;
   backward_blocks<T>(
-      executor, memory, ConsecutiveRows<T>{grad, channels}, graph.num_nodes, update.num_global,
-      static_cast<const T*>(update.global_assign), static_cast<const T*>(update.global_message),
+      executor, memory, consecutive_rows(grad, channels, graph.num_nodes), graph.num_nodes,
+      update.num_global, static_cast<const T*>(update.global_assign),
+      static_cast<const T*>(update.global_message),
       [&](int64_t node) { return global_factor[node]; }, static_cast<T*>(call.grad_global_assign),
       static_cast<T*>(call.grad_global_message));
   const int64_t num_blocks = (graph.num_nodes + kBlockRows - 1) / kBlockRows;

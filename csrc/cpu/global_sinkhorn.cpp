@@ -19,17 +19,17 @@ struct OneProblem {
 template <class T>
 bool run_forward(const SinkhornForward& call, const Executor& executor) {
   using A = Acc<T>;
-  const ConsecutiveRows<T> rows{static_cast<const T*>(call.z), call.transport.channels};
+  const auto rows =
+      consecutive_rows(static_cast<const T*>(call.z), call.transport.channels, call.num_nodes);
   const T* centroids = static_cast<const T*>(call.centroids);
   const auto solve = [&](auto&& solver, const auto& start) {
     return solver.forward(rows, call.num_nodes, start, static_cast<T*>(call.assign),
                           static_cast<T*>(call.clusters), static_cast<A*>(call.potentials));
   };
   if (call.transport.num_clusters == 2) {
-    return solve(PairSolver<T, ConsecutiveRows<T>>(call.transport, executor),
-                 PairStart<T>{centroids, nullptr, 0});
+    return solve(PairSolver<T>(call.transport, executor), PairStart<T>{centroids, nullptr, 0});
   }
-  return solve(TransportSolver<T, ConsecutiveRows<T>>(call.transport, executor), centroids);
+  return solve(TransportSolver<T>(call.transport, executor), centroids);
 }
 
 template <class T>
@@ -37,7 +37,7 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   using A = Acc<T>;
   const int64_t clusters = call.transport.num_clusters, channels = call.transport.channels;
   const T* z = static_cast<const T*>(call.z);
-  const ConsecutiveRows<T> rows{z, channels};
+  const auto rows = consecutive_rows(z, channels, call.num_nodes);
   const T* centroids = static_cast<const T*>(call.centroids);
   const A* potentials = static_cast<const A*>(call.potentials);
   const T* grad_assign = static_cast<const T*>(call.grad_assign);
@@ -47,11 +47,11 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   T* table = static_cast<T*>(call.table);
   const bool pair = clusters == 2;
   if (pair) {
-    PairSolver<T, ConsecutiveRows<T>> solver(call.transport, executor);
+    PairSolver<T> solver(call.transport, executor);
     solver.backward(rows, call.num_nodes, {centroids, nullptr, 0}, potentials, grad_assign,
                     grad_clusters, coefficients, table, grad_centroids, nullptr);
   } else {
-    TransportSolver<T, ConsecutiveRows<T>> solver(call.transport, executor);
+    TransportSolver<T> solver(call.transport, executor);
     solver.backward(rows, call.num_nodes, centroids, potentials, grad_assign, grad_clusters,
                     coefficients, grad_centroids);
   }

@@ -54,7 +54,6 @@ struct Egos {
 template <class T>
 bool run_forward(const SinkhornForward& call, const Executor& executor) {
   using A = Acc<T>;
-  using Rows = GatheredRows<T>;
   const Transport& transport = call.transport;
   const int64_t clusters = transport.num_clusters, channels = transport.channels;
   const int64_t steps = transport.num_iters == 0 ? 1 : transport.num_iters;
@@ -71,15 +70,15 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
     if (!ok) finite.store(false, std::memory_order_relaxed);
   };
   if (clusters == 2) {
-    egos.template for_each<PairSolver<T, Rows>>(
+    egos.template for_each<PairSolver<T>>(
         transport, executor, [&](auto& solver, int64_t ego, int64_t* next) {
           solve(solver, ego, next, egos.start(z, centroids, channels, ego));
         });
   } else {
-    egos.template for_each<TransportSolver<T, Rows>>(
-        transport, executor, [&](auto& solver, int64_t ego, int64_t* next) {
-          solve(solver, ego, next, centroids + ego * width);
-        });
+    egos.template for_each<TransportSolver<T>>(transport, executor,
+                                               [&](auto& solver, int64_t ego, int64_t* next) {
+                                                 solve(solver, ego, next, centroids + ego * width);
+                                               });
   }
   return finite.load();
 }
@@ -112,7 +111,7 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
   T* table = static_cast<T*>(call.table);
   T* grad_z = static_cast<T*>(call.grad_z);  // at first what a fresh ego's own row gets
   const bool fresh = centroids == nullptr;
-  egos.template for_each<PairSolver<T, GatheredRows<T>>>(
+  egos.template for_each<PairSolver<T>>(
       transport, executor, [&](auto& solver, int64_t ego, int64_t* next) {
         const int64_t begin = egos.rowptr[ego];
         solver.backward(egos.rows(z, channels, ego, next), egos.size(ego),
@@ -158,7 +157,7 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   const T* grad_assign = static_cast<const T*>(call.grad_assign);
   const T* grad_clusters = static_cast<const T*>(call.grad_clusters);
   A* coefficients = static_cast<A*>(call.coefficients);
-  egos.template for_each<TransportSolver<T, GatheredRows<T>>>(
+  egos.template for_each<TransportSolver<T>>(
       transport, executor, [&](auto& solver, int64_t ego, int64_t* next) {
         const int64_t begin = egos.rowptr[ego];
         solver.backward(egos.rows(z, channels, ego, next), egos.size(ego), centroids + ego * width,

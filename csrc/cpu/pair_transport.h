@@ -33,10 +33,11 @@ struct PairStart {
 // and pair_coefficients() numbers for every slot, Q_min, -2 dM_u2 and, with a cost scale, 2 (dM_u1
 // + dM_u2).
 
-template <class T, class Rows>
+template <class T>
 class PairSolver {
  public:
   using A = Acc<T>;
+  using Rows = GatheredRows<T>;
 
   PairSolver(const Transport& transport, const Executor& executor)
       : transport_(transport), problem_(transport, executor) {}
@@ -151,9 +152,9 @@ class PairSolver {
       });
     }
     // By the instructions that give a row's |e|^2: equal distances are equal bits.
-    const ConsecutiveRows<A> row{direction(), channels};
     A lengths[kPaddedRows];
-    reduce_rows<Dots<1>, false>(row, 1, direction(), lengths, 0);
+    reduce_rows<Dots<1>, false>(consecutive_rows(direction(), channels, 1), 1, direction(), lengths,
+                                0);
     squared_length_ = lengths[0];
   }
 
@@ -436,6 +437,10 @@ class PairSolver {
   A squared_length_ = 0;
   bool fresh_ = false;
 };
+
+extern template class PairSolver<float>;
+extern template class PairSolver<double>;
+extern template class PairSolver<BFloat16>;
 
 // grad_z of a node: the sum over its entries of Q U + m d + V, and w (z_i - c_1) where the scale's
 // gradient is not 0. first_centroids[problem * first_stride] is c_1.

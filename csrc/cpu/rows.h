@@ -129,17 +129,11 @@ struct GatheredRows {
   }
 };
 
-// Consecutive rows; the hardware prefetches.
+// The rows 0 .. count - 1.
 template <class T>
-struct ConsecutiveRows {
-  using Storage = T;
-  const T* base;
-  int64_t channels;
-  DCGNN_INLINE const T* row(int64_t k) const { return base + k * channels; }
-  DCGNN_INLINE void prefetch(int64_t) const {}
-  DCGNN_INLINE void prefetch_next() const {}
-  ConsecutiveRows from(int64_t k) const { return {base + k * channels, channels}; }
-};
+GatheredRows<T> consecutive_rows(const T* base, int64_t channels, int64_t count) {
+  return {base, channels, IndexArray{}, count, 0, count, nullptr};
+}
 
 // Sums over the channels of a row z, with kVectors vectors of the same width:
 template <int NC>

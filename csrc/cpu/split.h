@@ -47,12 +47,13 @@ class Buffer {
   int64_t capacity_ = 0;
 };
 
-// An array of int32_t or int64_t. Which of them is known at run time only: the kernels exist once,
-// not once for each.
+// An array of int32_t or int64_t, or without data 0, 1, 2, ... Which of them is known at run time
+// only: the kernels exist once, not once for each.
 struct IndexArray {
-  const void* data;
-  bool wide;
+  const void* data = nullptr;
+  bool wide = false;
   int64_t operator[](int64_t k) const {
+    if (data == nullptr) return k;
     return wide ? static_cast<const int64_t*>(data)[k] : static_cast<const int32_t*>(data)[k];
   }
 };

@@ -14,10 +14,11 @@
 
 namespace dcgnn::cpu::DCGNN_ISA {
 
-template <class T, class Rows>
+template <class T>
 class TransportSolver {
  public:
   using A = Acc<T>;
+  using Rows = GatheredRows<T>;
 
   TransportSolver(const Transport& transport, const Executor& executor)
       : transport_(transport), problem_(transport, executor) {}
@@ -121,6 +122,10 @@ class TransportSolver {
   Buffer<A> scratch_, sums_;
   Buffer<double> system_;
 };
+
+extern template class TransportSolver<float>;
+extern template class TransportSolver<double>;
+extern template class TransportSolver<BFloat16>;
 
 // grad_z_i = sum over the problems that hold node i of sum_j K P_ij grad_clusters_j + 2 dM_ij (z_i
 // - c_j). `entries` gives the problem and the slot of entry k, and prefetches ahead.
