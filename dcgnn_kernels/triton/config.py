@@ -1,0 +1,137 @@
+"""Tile shapes and warps: a default for every size class, and a few neighbours that are timed on the GPU.
+
+A program holds about 4096 numbers of a gathered tile (32 registers a thread with 4 warps). Bits depend on the
+shape of the tile, so that nothing is tuned when torch was asked for deterministic algorithms.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dcgnn_kernels.triton.plan import capturing
+
+TILE = 4096  # numbers in a gathered tile of a program with 4 warps
+LONGEST = 256  # slots of the largest ego that one program holds
+HUB_TILE = 256  # slots in a tile of a larger one
+WIDEST = 1024  # channels of one tile where channels are tiled
+MOST_CLUSTERS = 1024  # local cluster-nodes of an ego
+
+
+@dataclass(frozen=True)
+class Config:
+    """Segments in a program, slots in its tile, and warps."""
+
+    segments: int
+    slots: int
+    warps: int
+
+
+def power_of_two(value: int) -> int:
+    """The smallest power of two that is not below ``value``."""
+    return 1 << max(0, value - 1).bit_length()
+
+
+def features(num_channels: int) -> int:
+    """Channels of a tile; at least 4, so that a row is one 16-byte load of float32."""
+    return max(4, power_of_two(num_channels))
+
+
+def _numbers_a_warp(dtype: torch.dtype, backward: bool) -> int:
+    """What 32 threads hold without spilling: 32 numbers each, less where more of them are alive at a time."""
+    return 1024 // (4 if dtype == torch.float64 else 1) // (2 if backward else 1)
+
+
+def _warps(numbers: int, each: int) -> int:
+    return min(16, max(1, power_of_two(-(-numbers // each))))
+
+
+def slot_width(num_channels: int, num_clusters: int) -> int:
+    """Numbers that a program holds for one slot of an ego: its row, and with K > 2 its costs and logits."""
+    return features(num_channels) if num_clusters == 2 else power_of_two(
+        features(num_channels) + 4 * power_of_two(num_clusters)
+    )
+
+
+def resident_limit(num_channels: int, num_clusters: int, dtype: torch.dtype, backward: bool) -> int:
+    """The largest ego that a program of 16 warps holds in registers, 0 if rows are too wide for any."""
+    slots = 16 * _numbers_a_warp(dtype, backward) // slot_width(num_channels, num_clusters)
+    return min(LONGEST, slots) if slots >= 4 else 0
+
+
+def resident_configs(
+    limit: int, num_channels: int, num_clusters: int, dtype: torch.dtype, backward: bool
+) -> list[Config]:
+    """For egos of up to ``limit`` members held whole; the default comes first."""
+    each = _numbers_a_warp(dtype, backward)
+    one = limit * slot_width(num_channels, num_clusters)
+    count = max(1, 4 * each // one)
+    choices = [Config(segments, limit, _warps(segments * one, each)) for segments in {count, max(1, count // 2)}]
+    choices.sort(key=lambda choice: -choice.segments)
+    if choices[0].warps < 16:
+        choices.append(Config(count, limit, 2 * choices[0].warps))
+    return choices
+
+
+def gather_configs(limit: int, width: int, dtype: torch.dtype) -> list[Config]:
+    """For sums over segments of up to ``limit`` slots, in steps of a tile; ``width`` numbers a slot."""
+    each = _numbers_a_warp(dtype, backward=True)
+    tile = 4 * each
+    slots = min(power_of_two(limit), max(1, tile // width), 16)
+    count = max(1, tile // (slots * width)) if limit <= slots else 1
+    shapes = [(count, slots)]
+    if slots > 4:
+        shapes.append((count, slots // 2))
+    if count > 1:
+        shapes.append((count // 2, slots))
+    return [Config(segments, slots, _warps(segments * slots * width, each)) for segments, slots in shapes]
+
+
+_chosen: dict[tuple[object, ...], Config] = {}
+
+
+def tuning_allowed(tensor: Tensor) -> bool:
+    """On a GPU, outside of graph capture, unless bits must be repeatable or DCGNN_TUNE=0."""
+    return (
+        tensor.is_cuda
+        and os.environ.get("DCGNN_TUNE", "1") != "0"
+        and not torch.are_deterministic_algorithms_enabled()
+        and not capturing(tensor)
+    )
+
+
+def measure(run: Callable[[], None]) -> float:
+    """Milliseconds of the quickest of a few runs, after one that compiles."""
+    run()
+    times = []
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return min(times)
+
+
+def launch(
+    key: tuple[object, ...], configs: list[Config], like: Tensor, run: Callable[[Config], None]
+) -> None:
+    """Runs a kernel by the configuration chosen for ``key``; the first time each of them is timed.
+
+    Kernels only write outputs that do not overlap their inputs, so that repeating them changes nothing.
+    """
+    if not tuning_allowed(like):
+        run(configs[0])
+        return
+    key = (*key, like.dtype, like.device)
+    config = _chosen.get(key)
+    if config is None:
+        times = [measure(lambda config=config: run(config)) for config in configs]  # type: ignore[misc]
+        config = configs[times.index(min(times))]
+        _chosen[key] = config
+    run(config)
