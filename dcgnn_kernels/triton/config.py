@@ -72,7 +72,7 @@ def resident_configs(
     count = max(1, 4 * each // one)
     choices = [Config(segments, limit, _warps(segments * one, each)) for segments in {count, max(1, count // 2)}]
     choices.sort(key=lambda choice: -choice.segments)
-    if choices[0].warps < 16:
+    if not backward and choices[0].warps < 16:
         choices.append(Config(count, limit, 2 * choices[0].warps))
     return choices
 

@@ -45,12 +45,12 @@ def scale_of(
     position = tl.zeros([COLUMNS], dtype=tl.int64)
     if SCALE == 1:
         for chunk in range(0, size, B):
-            place, valid, _ = entries(start, size, chunk, num_clusters, B, COLUMNS)
+            place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
             total += tl.sum(tl.load(costs + place, mask=valid, other=0.0), 0)
         scale = tl.sum(total, 0) / (num_clusters * tl.maximum(size, 1)).to(accumulate)
     if SCALE == 2:
         for chunk in range(0, size, B):
-            place, valid, _ = entries(start, size, chunk, num_clusters, B, COLUMNS)
+            place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
             cost = tl.load(costs + place, mask=valid, other=0.0)
             here = tl.max(cost, 0)
             first = tl.min(
@@ -143,13 +143,14 @@ def hub_forward(
 ):
     """From squared distances to assign (and, in full precision, ``shares``) and potentials."""
     segment, start, size = hub_of(hubs, begins, pointer)
-    scale, _ = scale_of(costs, start, size, num_clusters, SCALE, B, COLUMNS)
+    scale, position = scale_of(costs, start, size, num_clusters, SCALE, B, COLUMNS)
     accumulate = costs.dtype.element_ty
     lam = whole_number(lam, lam_rest, accumulate)
     columns = tl.arange(0, COLUMNS)
     mask = (columns < num_clusters) & (size > 0)
     g = tl.zeros([COLUMNS], dtype=accumulate)
-    before = g
+    # Not "before = g": Triton would take the assignment inside the loop for no change.
+    before = tl.zeros([COLUMNS], dtype=accumulate)
     if CONVERGE:
         g = tl.where(columns == 0, balance_hub(costs, start, size, scale, lam, tol, max_iters, B), 0.0)
     for step in range(num_iters):
@@ -157,7 +158,7 @@ def hub_forward(
         shift = tl.full([COLUMNS], -float("inf"), dtype=accumulate)
         total = tl.zeros([COLUMNS], dtype=accumulate)
         for chunk in range(0, size, B):
-            place, valid, _ = entries(start, size, chunk, num_clusters, B, COLUMNS)
+            place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
             logits = block_logits(costs, place, valid, scale, lam)
             values = logits + row_potential(logits, g, valid, size)[:, None]
             higher = tl.maximum(shift, tl.max(tl.where(valid, values, -float("inf")), 0))
@@ -169,7 +170,7 @@ def hub_forward(
         g = tl.where(mask, g, 0.0)
         tl.store(potentials + (segment * num_iters + step) * num_clusters + columns, g, mask=mask)
     for chunk in range(0, size, B):
-        place, valid, _ = entries(start, size, chunk, num_clusters, B, COLUMNS)
+        place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
         logits = block_logits(costs, place, valid, scale, lam)
         f = row_potential(logits, before, valid, size)
         share = tl.exp(tl.where(valid, logits + f[:, None] + g[None, :], -float("inf")))
@@ -255,7 +256,7 @@ def hub_backward(
         after = potentials_after(history, num_iters - 1, num_clusters, mask)
         before = potentials_after(history, num_iters - 2, num_clusters, mask)
         for chunk in range(0, size, B):
-            place, valid, _ = entries(start, size, chunk, num_clusters, B, COLUMNS)
+            place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
             logits = block_logits(costs, place, valid, scale, lam)
             f = row_potential(logits, before, valid, size)
             share = tl.exp(tl.where(valid, logits + f[:, None] + after[None, :], -float("inf")))
@@ -271,7 +272,7 @@ def hub_backward(
             following = tl.zeros([COLUMNS], dtype=accumulate)
             grad_scale = tl.sum(following, 0)
             for chunk in range(0, size, B):
-                place, valid, _ = entries(start, size, chunk, num_clusters, B, COLUMNS)
+                place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
                 logits = block_logits(costs, place, valid, scale, lam)
                 f = row_potential(logits, before, valid, size)
                 soft = tl.exp(tl.where(valid, logits + f[:, None] + after[None, :], -float("inf")))

@@ -20,6 +20,7 @@ from dcgnn_kernels.triton.plan import Tiles
 from dcgnn_kernels.triton.rows import centroid_sums, member_sums, slot_products
 from dcgnn_kernels.triton.sweep import (
     REDUCE,
+    SEPARATE,
     Segments,
     Work,
     accumulator,
@@ -98,6 +99,7 @@ class _Problem:
             "B": max(1, min(1024, 2048 // columns)),
             "COLUMNS": columns,
             "num_warps": 8,
+            **SEPARATE,
             **self.common(),
         }
 
@@ -241,20 +243,25 @@ def local_sinkhorn(
         return assign, clusters, potentials
 
 
+def _resident_arguments(problem: _Problem, work: Work) -> dict[str, Any]:
+    """With two columns, one ego and wide rows every thread adds several products of its own first."""
+    fuse = problem.num_clusters == 2 and work.config.segments == 1 and problem.z.size(1) >= 64
+    return work.arguments() | {"enable_fp_fusion": fuse}
+
+
 def _resident_forward(problem: _Problem, outputs: dict[str, Tensor], tol: float, max_iters: int) -> None:
     pair = problem.num_clusters == 2
     kernel = pair_forward if pair else many_forward
     options = problem.shape() | ({"tol": tol, "max_iters": max_iters} if pair else {})
 
     def run(work: Work) -> None:
-        arguments = work.arguments()
         kernel[(work.programs,)](
             z=problem.z,
             centroids=problem.z if problem.centroids is None else problem.centroids,
             member=problem.member,
             **outputs,
             **options,
-            **arguments,
+            **_resident_arguments(problem, work),
         )
 
     name = (kernel.__name__, problem.num_clusters, problem.cost_scale, problem.fresh)
@@ -418,7 +425,7 @@ def _pair_backward(
             **rows,
             **incoming,
             **problem.shape(),
-            **work.arguments(),
+            **_resident_arguments(problem, work),
         )
 
     name = str(("pair_backward", problem.cost_scale, fresh))
@@ -444,6 +451,7 @@ def _pair_backward(
             M=max(1, min(REDUCE, config.TILE // width)),
             FEATURES=width,
             num_warps=4,
+            **SEPARATE,
             **rows,
         )
 
@@ -506,7 +514,7 @@ def _many_backward(
             HAS_ASSIGN=grad_assign is not None,
             HAS_CLUSTERS=grad_clusters is not None,
             **problem.shape(),
-            **work.arguments(),
+            **_resident_arguments(problem, work),
         )
 
     name = str(("many_backward", num_clusters, problem.cost_scale))

@@ -90,6 +90,12 @@ def scaled_logits(rows, near, far, inside, size, lam, SCALE: tl.constexpr):
 
 
 @triton.jit
+def total(values, inside):
+    """Over the members. The choice between value and 0 also keeps products from fusing with the sum."""
+    return tl.sum(tl.where(inside, values, 0.0), 1)
+
+
+@triton.jit
 def balance(logits, inside, size, tol, max_iters):
     r"""The root t of :math:`\sum_u \sigma(s_u + t) = n / 2` by Newton's method inside a bracket, ``[E]``."""
     count = tl.maximum(size, 1).to(logits.dtype)
@@ -106,8 +112,8 @@ def balance(logits, inside, size, tol, max_iters):
         e = tl.exp(-tl.abs(x))
         # tanh(x / 2) / 2 instead of sigmoid(x) - 1 / 2: exact near the root.
         half = tl.where(x >= 0, 0.5, -0.5) * (1.0 - e) / (1.0 + e)
-        value = tl.sum(tl.where(inside, half, 0.0), 1) / count
-        slope = tl.sum(tl.where(inside, e / ((1.0 + e) * (1.0 + e)), 0.0), 1) / count
+        value = total(half, inside) / count
+        slope = total(e / ((1.0 + e) * (1.0 + e)), inside) / count
         low = tl.where(value < 0, t, low)
         high = tl.where(value > 0, t, high)
         newton = t - value / tl.maximum(slope, 1e-30)
@@ -276,7 +282,7 @@ def pair_backward(
     grad_p = -lam * grad_logit
     grad_q = lam * grad_logit
     if SCALE != 0:
-        grad_scale = -tl.sum(grad_logit * logits, 1)
+        grad_scale = -total(grad_logit * logits, inside)
         if SCALE == 1:
             each = (grad_scale / (2 * tl.maximum(size, 1)).to(accumulate))[:, None]
             grad_p += each
@@ -330,7 +336,7 @@ def grad_of_logits(
         other = sigmoid(-(logits + (g - h)[:, None]))
         product = tl.where(inside, share * other / count[:, None], 0.0)
         eps = 2.220446049250313e-16 if logits.dtype == tl.float64 else 1.1920928955078125e-07
-        step = tl.sum(product * (grad_p - grad_q), 1) / (tl.sum(product, 1) + eps)
+        step = total(product * (grad_p - grad_q), inside) / (total(product, inside) + eps)
         share_p = tl.where(inside, share / count[:, None], 0.0)
         share_q = tl.where(inside, other / count[:, None], 0.0)
         grad_logit = product * (grad_p - grad_q - step[:, None])
@@ -358,8 +364,8 @@ def grad_of_logits(
                 share_q = 0.5 * soft_q
                 move_p = share_p * grad_p
                 move_q = share_q * grad_q
-                column_p = tl.sum(move_p, 1)
-                column_q = tl.sum(move_q, 1)
+                column_p = total(move_p, inside)
+                column_q = total(move_q, inside)
             else:
                 move_p = 0.0 * logits
                 move_q = 0.0 * logits
@@ -368,6 +374,6 @@ def grad_of_logits(
             a = tl.where(inside, tl.exp(near), 0.0)
             b = tl.where(inside, tl.exp(far), 0.0)
             grad_logit += b * move_p - a * move_q
-            column_p = -tl.sum(a * (move_p + move_q), 1)
-            column_q = -tl.sum(b * (move_p + move_q), 1)
+            column_p = -total(a * (move_p + move_q), inside)
+            column_q = -total(b * (move_p + move_q), inside)
     return share_p, share_q, grad_logit

@@ -18,6 +18,9 @@ from dcgnn_kernels.triton.plan import Plan, Tiles, plan_of
 from dcgnn_kernels.triton.rows import reduce_tiles
 
 WHOLE_SEGMENT = 1024  # a larger segment is summed by several programs
+# Lanes that hold copies of one sum must agree to the last bit, since any of them may write it to shared memory. Where a
+# thread adds its own product to a neighbour's, a fused multiply-add would round the two differently.
+SEPARATE = {"enable_fp_fusion": False}
 REDUCE = 16  # partial sums that are added at a time
 
 
@@ -64,6 +67,7 @@ class Work:
             "E": self.config.segments,
             "M": self.config.slots,
             "num_warps": self.config.warps,
+            **SEPARATE,
         }
 
 
@@ -172,4 +176,5 @@ def reduce(
         M=max(1, min(REDUCE, config.TILE // width)),
         FEATURES=width,
         num_warps=4,
+        **SEPARATE,
     )
