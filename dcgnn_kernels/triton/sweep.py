@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,8 +129,7 @@ class Segments:
         are any; :func:`reduce` adds them.
         """
         num_channels = like.size(-1)
-        width = min(config.features(num_channels), config.WIDEST)
-        blocks = triton.cdiv(num_channels, width)
+        width, blocks = channel_blocks(num_channels)
 
         def choices(limit: int) -> list[Config]:
             return config.gather_configs(limit, width * config.power_of_two(rows), like.dtype)
@@ -146,10 +145,10 @@ class Segments:
         return tiles, partial
 
 
-def channel_blocks(num_channels: int) -> Iterator[int]:
+def channel_blocks(num_channels: int) -> tuple[int, int]:
     """Width and number of channel tiles."""
     width = min(config.features(num_channels), config.WIDEST)
-    yield from (width, triton.cdiv(num_channels, width))
+    return width, triton.cdiv(num_channels, width)
 
 
 def reduce(
