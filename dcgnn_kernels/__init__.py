@@ -12,6 +12,7 @@ from dcgnn_kernels.linear import linear
 from dcgnn_kernels.local_centroids import local_centroids
 from dcgnn_kernels.local_sinkhorn import local_sinkhorn
 from dcgnn_kernels.node_update import node_update
+from dcgnn_kernels.triton import registry as _registry  # noqa: F401  (registers what CUDA tensors run)
 
 try:
     __version__ = version("dcgnn-kernels")

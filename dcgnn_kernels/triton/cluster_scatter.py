@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from dcgnn_kernels import fallback
 from dcgnn_kernels.reference import accumulate_dtype
 from dcgnn_kernels.triton import config
+from dcgnn_kernels.triton.launcher import start
+from dcgnn_kernels.triton.plan import Tiles
 from dcgnn_kernels.triton.rows import ego_sums, finish_update, member_sums, slot_products
 from dcgnn_kernels.triton.sweep import (
     REDUCE,
-    SEPARATE,
     Segments,
     Work,
     accumulator,
     channel_blocks,
+    compiler_options,
     reduce,
 )
 
+_UPDATE = ("x", "x_factor", "global_assign", "global_message", "global_factor", "local_factor", "ego_factor")
 ACTIVATIONS = {"none": 0, "relu": 1, "tanh": 2}
 
 
 def cluster_scatter(
-    assign: Tensor, clusters: Tensor, rowptr: Tensor, member: Tensor, colptr: Tensor, ego: Tensor, slot: Tensor
+    assign: Tensor,
+    clusters: Tensor,
+    rowptr: Tensor,
+    member: Tensor,
+    colptr: Tensor,
+    ego: Tensor,
+    slot: Tensor,
 ) -> Tensor:
     """CUDA kernel of ``dcgnn::cluster_scatter``."""
     if clusters.numel() == 0:
@@ -37,15 +48,22 @@ def cluster_scatter(
         return out
 
 
-def _broadcast(assign, clusters, out, transpose, update):  # type: ignore[no-untyped-def]
+def _broadcast(
+    assign: Tensor,
+    clusters: Tensor,
+    out: Tensor,
+    transpose: tuple[Tensor, Tensor, Tensor],
+    update: dict[str, Any] | None,
+) -> tuple[Tiles, Tensor] | None:
     """Sums over the transpose; ``update`` holds what node_update adds. Gives what tiles left to add."""
     colptr, ego, slot = (array.contiguous() for array in transpose)
     nodes = Segments.of(colptr, ego.size(0))
-    names = ("x", "x_factor", "global_assign", "global_message", "global_factor", "local_factor", "ego_factor")
-    extra = dict.fromkeys(names, out) | {"num_global": 0, "ACTIVATION": 0} if update is None else update
+    extra = dict.fromkeys(_UPDATE, out) | {"num_global": 0, "ACTIVATION": 0} if update is None else update
 
     def run(work: Work, out: Tensor, width: int, blocks: int) -> None:
-        ego_sums[(work.programs, blocks)](
+        start(
+            ego_sums,
+            (work.programs, blocks),
             assign=assign,
             clusters=clusters,
             ego=ego,
@@ -115,7 +133,9 @@ def _messages_backward(
     }
 
     def sums(work: Work, out: Tensor, width: int, blocks: int) -> None:
-        member_sums[(work.programs, blocks)](
+        start(
+            member_sums,
+            (work.programs, blocks),
             weights=assign,
             out=out,
             dots=grad_assign,
@@ -130,7 +150,9 @@ def _messages_backward(
         )
 
     def dots(work: Work, out: Tensor, width: int, blocks: int) -> None:
-        slot_products[(work.programs,)](
+        start(
+            slot_products,
+            (work.programs,),
             out=grad_assign,
             addend=grad,
             gain=1.0,
@@ -188,7 +210,9 @@ def node_update(
         if left is not None:
             tiles, partial = left
             width, blocks = channel_blocks(x.size(1))
-            finish_update[(tiles.num_hubs, blocks)](
+            start(
+                finish_update,
+                (tiles.num_hubs, blocks),
                 partial=partial,
                 pointer=tiles.pointer,
                 hubs=tiles.hubs,
@@ -197,8 +221,7 @@ def node_update(
                 ACC=accumulator(x.dtype),
                 M=max(1, min(REDUCE, config.TILE // width)),
                 FEATURES=width,
-                num_warps=4,
-                **SEPARATE,
+                **compiler_options(4),
                 **extra,
             )
         return out
@@ -230,7 +253,14 @@ def node_update_backward(
         if message.numel() == 0 or message.size(1) > config.MOST_CLUSTERS:
             weighted = ego_factor[:, None, None] * message.to(wide.dtype)
             grad_assign, grad_message = fallback.cluster_scatter_backward(
-                local_factor[:, None] * wide, assign.to(wide.dtype), weighted, rowptr, member, colptr, ego, slot
+                local_factor[:, None] * wide,
+                assign.to(wide.dtype),
+                weighted,
+                rowptr,
+                member,
+                colptr,
+                ego,
+                slot,
             )
             grad_message = ego_factor[:, None, None] * grad_message
         else:

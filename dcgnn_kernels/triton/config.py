@@ -52,14 +52,17 @@ def _warps(numbers: int, each: int) -> int:
 
 def slot_width(num_channels: int, num_clusters: int) -> int:
     """Numbers that a program holds for one slot of an ego: its row, and with K > 2 its costs and logits."""
-    return features(num_channels) if num_clusters == 2 else power_of_two(
-        features(num_channels) + 4 * power_of_two(num_clusters)
+    return (
+        features(num_channels)
+        if num_clusters == 2
+        else power_of_two(features(num_channels) + 4 * power_of_two(num_clusters))
     )
 
 
 def resident_limit(num_channels: int, num_clusters: int, dtype: torch.dtype, backward: bool) -> int:
-    """The largest ego that a program of 16 warps holds in registers, 0 if rows are too wide for any."""
-    slots = 16 * _numbers_a_warp(dtype, backward) // slot_width(num_channels, num_clusters)
+    """The largest ego that a program holds in registers, 0 if rows are too wide for any."""
+    warps = 8 if dtype == torch.float64 and backward else 16
+    slots = warps * _numbers_a_warp(dtype, backward) // slot_width(num_channels, num_clusters)
     return min(LONGEST, slots) if slots >= 4 else 0
 
 
@@ -67,19 +70,23 @@ def resident_configs(
     limit: int, num_channels: int, num_clusters: int, dtype: torch.dtype, backward: bool
 ) -> list[Config]:
     """For egos of up to ``limit`` members held whole; the default comes first."""
-    each = _numbers_a_warp(dtype, backward)
+    most = _numbers_a_warp(dtype, backward)
     one = limit * slot_width(num_channels, num_clusters)
-    count = max(1, 4 * each // one)
-    choices = [Config(segments, limit, _warps(segments * one, each)) for segments in {count, max(1, count // 2)}]
-    choices.sort(key=lambda choice: -choice.segments)
-    if not backward and choices[0].warps < 16:
-        choices.append(Config(count, limit, 2 * choices[0].warps))
+    # Half of what a thread could hold, unless the ego needs all of it: more threads hide more latency.
+    each = most if one > 8 * most else most // 2
+    count = max(1, 4 * each // 2 // one)
+    choices = [Config(count, limit, _warps(count * one, each if count == 1 else each // 2))]
+    if count > 1:
+        choices.append(Config(count // 2, limit, _warps(count // 2 * one, each // 2)))
+        choices.append(Config(2 * count, limit, _warps(2 * count * one, each)))
+    elif choices[0].warps > 4:
+        choices.append(Config(1, limit, choices[0].warps // 2))
     return choices
 
 
 def gather_configs(limit: int, width: int, dtype: torch.dtype) -> list[Config]:
     """For sums over segments of up to ``limit`` slots, in steps of a tile; ``width`` numbers a slot."""
-    each = _numbers_a_warp(dtype, backward=True)
+    each = _numbers_a_warp(dtype, backward=True) // 2
     tile = 4 * each
     slots = min(power_of_two(limit), max(1, tile // width), 16)
     count = max(1, tile // (slots * width)) if limit <= slots else 1

@@ -12,7 +12,8 @@ from torch import Tensor
 from dcgnn_kernels import fallback
 from dcgnn_kernels.reference import accumulate_dtype
 from dcgnn_kernels.triton import config, passes
-from dcgnn_kernels.triton.sweep import SEPARATE, in_two_parts
+from dcgnn_kernels.triton.launcher import start
+from dcgnn_kernels.triton.sweep import compiler_options, in_two_parts
 
 MOST_CLUSTERS = 16384  # columns that a program of 16 warps holds
 MOST_PROGRAMS = 1024
@@ -28,8 +29,8 @@ def _served_by_fallback(z: Tensor, centroids: Tensor, num_iters: int | None) -> 
 class _Problem:
     """The centred rows and centroids and their (unscaled) costs.
 
-    Everything is measured from the first centroid, which changes no distance: costs by dot products then keep their
-    digits wherever the points lie, and are exactly 0 where all points are equal.
+    Everything is measured from the first centroid, which changes no distance: costs by dot products then keep
+    their digits wherever the points lie, and are exactly 0 where all points are equal.
     """
 
     centre: Tensor  # [F]
@@ -52,13 +53,32 @@ class _Problem:
         norms = z.new_empty(num_rows, dtype=accumulate)
         width = min(config.features(num_channels), config.WIDEST)
         height = max(1, BLOCK // width)
-        passes.centre_rows[(triton.cdiv(num_rows, height),)](
-            z, centre, rows, norms, num_rows, num_channels, B=height, FEATURES=width, num_warps=4, **SEPARATE
+        start(
+            passes.centre_rows,
+            (triton.cdiv(num_rows, height),),
+            z=z,
+            centre=centre,
+            out=rows,
+            norms=norms,
+            num_rows=num_rows,
+            num_channels=num_channels,
+            B=height,
+            FEATURES=width,
+            **compiler_options(4),
         )
-        costs = rows @ moved.mT
-        shape = _shape(centroids.size(0))
-        passes.squared_distances[(triton.cdiv(num_rows, shape["B"]),)](
-            costs, norms, moved.square().sum(1), num_rows, centroids.size(0), **shape
+        dots = rows @ moved.mT
+        costs = torch.empty_like(dots)
+        shape = _shape(centroids.size(0), accumulate)
+        start(
+            passes.squared_distances,
+            (triton.cdiv(num_rows, shape["B"]),),
+            dots=dots,
+            row_norms=norms,
+            column_norms=moved.square().sum(1),
+            costs=costs,
+            num_rows=num_rows,
+            num_columns=centroids.size(0),
+            **shape,
         )
         scale = z.new_ones(1, dtype=accumulate)
         position = torch.zeros(1, dtype=torch.int64, device=z.device)
@@ -72,7 +92,9 @@ class _Problem:
 
     @property
     def num_programs(self) -> int:
-        return min(MOST_PROGRAMS, triton.cdiv(self.costs.size(0), _shape(self.costs.size(1))["B"]))
+        return min(
+            MOST_PROGRAMS, triton.cdiv(self.costs.size(0), _shape(self.costs.size(1), self.costs.dtype)["B"])
+        )
 
     def arguments(self) -> dict[str, Any]:
         num_rows, num_columns = self.costs.shape
@@ -82,23 +104,31 @@ class _Problem:
             "num_rows": num_rows,
             "num_columns": num_columns,
             **in_two_parts(self.lam),
-            **_shape(num_columns),
+            **_shape(num_columns, self.costs.dtype),
         }
 
     def combine(self, kernel: Any, partial: Tensor, out: Tensor) -> None:
         """Second stage of a reduction over rows."""
         num_columns = self.costs.size(1)
         width = min(config.features(num_columns), 128)
-        kernel[(triton.cdiv(num_columns, width),)](
-            partial, out, self.num_programs, num_columns, M=max(1, BLOCK // width), COLUMNS=width, num_warps=4, **SEPARATE
+        start(
+            kernel,
+            (triton.cdiv(num_columns, width),),
+            partial=partial,
+            out=out,
+            num_programs=self.num_programs,
+            num_columns=num_columns,
+            M=max(1, BLOCK // width),
+            COLUMNS=width,
+            **compiler_options(4),
         )
 
 
-def _shape(num_columns: int) -> dict[str, Any]:
+def _shape(num_columns: int, dtype: torch.dtype) -> dict[str, Any]:
     """Tile of the passes over costs."""
     columns = config.features(num_columns)
-    height = max(1, BLOCK // columns)
-    return {"B": height, "COLUMNS": columns, "num_warps": min(16, max(4, columns // 512)), **SEPARATE}
+    height = max(1, (BLOCK // 4 if dtype == torch.float64 else BLOCK) // columns)
+    return {"B": height, "COLUMNS": columns, **compiler_options(min(16, max(4, columns // 512)))}
 
 
 def global_sinkhorn(
@@ -121,8 +151,13 @@ def global_sinkhorn(
         partial = problem.costs.new_empty(programs, 2, num_columns)
         for step in range(num_iters):
             before = potentials[max(0, step - 1)]
-            passes.forward_step[(programs,)](
-                before=before, partial=partial, FIRST=step == 0, **problem.arguments()
+            start(
+                passes.forward_step,
+                (programs,),
+                before=before,
+                partial=partial,
+                FIRST=step == 0,
+                **problem.arguments(),
             )
             problem.combine(passes.column_potential, partial, potentials[step])
         share = torch.empty_like(problem.costs)
@@ -132,9 +167,16 @@ def global_sinkhorn(
 
 
 def _shares(
-    problem: _Problem, potentials: Tensor, out: Tensor, grads: Tensor | None, weighted: Tensor, partial: Tensor
+    problem: _Problem,
+    potentials: Tensor,
+    out: Tensor,
+    grads: Tensor | None,
+    weighted: Tensor,
+    partial: Tensor,
 ) -> None:
-    passes.shares[(problem.num_programs,)](
+    start(
+        passes.shares,
+        (problem.num_programs,),
         before=potentials[max(0, potentials.size(0) - 2)],
         after=potentials[-1],
         grads=out if grads is None else grads,
@@ -202,7 +244,9 @@ def _walk_back(problem: _Problem, potentials: Tensor, grads: Tensor) -> tuple[Te
     num_iters = potentials.size(0)
     for step in reversed(range(num_iters)):
         problem.combine(passes.column_sum, partial, column_grad)
-        passes.backward_step[(programs,)](
+        start(
+            passes.backward_step,
+            (programs,),
             before=potentials[max(0, step - 1)],
             after=potentials[step],
             column_grad=column_grad,

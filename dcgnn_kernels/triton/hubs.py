@@ -35,9 +35,7 @@ def entries(start, size, chunk, num_clusters, B: tl.constexpr, COLUMNS: tl.const
 
 
 @triton.jit
-def scale_of(
-    costs, start, size, num_clusters, SCALE: tl.constexpr, B: tl.constexpr, COLUMNS: tl.constexpr
-):
+def scale_of(costs, start, size, num_clusters, SCALE: tl.constexpr, B: tl.constexpr, COLUMNS: tl.constexpr):
     """The cost scale (1: none) and the position of the first maximum."""
     accumulate = costs.dtype.element_ty
     total = tl.zeros([COLUMNS], dtype=accumulate)
@@ -50,7 +48,7 @@ def scale_of(
         scale = tl.sum(total, 0) / (num_clusters * tl.maximum(size, 1)).to(accumulate)
     if SCALE == 2:
         for chunk in range(0, size, B):
-            place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
+            place, valid, _inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
             cost = tl.load(costs + place, mask=valid, other=0.0)
             here = tl.max(cost, 0)
             first = tl.min(
@@ -143,7 +141,7 @@ def hub_forward(
 ):
     """From squared distances to assign (and, in full precision, ``shares``) and potentials."""
     segment, start, size = hub_of(hubs, begins, pointer)
-    scale, position = scale_of(costs, start, size, num_clusters, SCALE, B, COLUMNS)
+    scale, _position = scale_of(costs, start, size, num_clusters, SCALE, B, COLUMNS)
     accumulate = costs.dtype.element_ty
     lam = whole_number(lam, lam_rest, accumulate)
     columns = tl.arange(0, COLUMNS)
@@ -170,7 +168,7 @@ def hub_forward(
         g = tl.where(mask, g, 0.0)
         tl.store(potentials + (segment * num_iters + step) * num_clusters + columns, g, mask=mask)
     for chunk in range(0, size, B):
-        place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
+        place, valid, _inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
         logits = block_logits(costs, place, valid, scale, lam)
         f = row_potential(logits, before, valid, size)
         share = tl.exp(tl.where(valid, logits + f[:, None] + g[None, :], -float("inf")))
@@ -180,7 +178,7 @@ def hub_forward(
 
 @triton.jit
 def potentials_after(history, step, num_clusters, mask):
-    """g after iteration ``step``, counted from 0; 0 before the first."""
+    """G after iteration ``step``, counted from 0; 0 before the first."""
     steps = step + tl.zeros_like(mask.to(tl.int32))
     return tl.load(history + steps * num_clusters, mask=mask & (steps >= 0), other=0.0)
 
@@ -208,8 +206,9 @@ def hub_backward(
     B: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    r"""From the gradient of P to the weights of the transpose's gather (``weights``; ``PAIR``: those of K = 2),
-    :math:`dM_{uj} / \sqrt\sigma` for the centroids (``pulls``) and :math:`1 / \sqrt\sigma`.
+    r"""From the gradient of P to the weights of the transpose's gather, and what the centroids need.
+
+    ``PAIR``: weights of ``pair_gather``, else of ``many_gather``. ``pulls``: :math:`dM_{uj} / \sqrt\sigma`.
     """
     segment, start, size = hub_of(hubs, begins, pointer)
     scale, position = scale_of(costs, start, size, num_clusters, SCALE, B, COLUMNS)

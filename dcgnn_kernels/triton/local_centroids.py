@@ -8,6 +8,7 @@ from torch import Tensor
 from dcgnn_kernels import fallback
 from dcgnn_kernels.reference import accumulate_dtype
 from dcgnn_kernels.triton import config
+from dcgnn_kernels.triton.launcher import start
 from dcgnn_kernels.triton.rows import centroid_sums, group_gather
 from dcgnn_kernels.triton.sweep import Segments, Work, accumulator, reduce
 
@@ -32,7 +33,9 @@ def local_centroids(
         sums = z.new_empty(num_nodes, num_groups, num_channels, dtype=accumulate_dtype(z.dtype))
 
         def run(work: Work, out: Tensor, width: int, blocks: int) -> None:
-            centroid_sums[(work.programs, blocks)](
+            start(
+                centroid_sums,
+                (work.programs, blocks),
                 z=z,
                 member=member,
                 rowptr=rowptr,
@@ -55,7 +58,11 @@ def local_centroids(
             return (sums / sizes[:, None, None]).to(z.dtype)
         counts = _group_sizes(sizes, num_groups)[..., None]
         own = z.to(sums.dtype)[:, None]
-        every = torch.where((sizes > 1)[:, None, None], sums.sum(1, keepdim=True) / (sizes - 1).clamp(min=1)[:, None, None], own)
+        every = torch.where(
+            (sizes > 1)[:, None, None],
+            sums.sum(1, keepdim=True) / (sizes - 1).clamp(min=1)[:, None, None],
+            own,
+        )
         means = torch.where(counts > 0, sums / counts.clamp(min=1), every)
         return torch.cat([own, means], dim=1).to(z.dtype)
 
@@ -88,7 +95,9 @@ def local_centroids_backward(
         out = grad.new_empty(num_nodes, num_channels)
 
         def run(work: Work, out: Tensor, width: int, blocks: int) -> None:
-            group_gather[(work.programs, blocks)](
+            start(
+                group_gather,
+                (work.programs, blocks),
                 rows_of_groups=rows,
                 own=own,
                 ego=ego,

@@ -14,17 +14,18 @@ from dcgnn_kernels.triton import config, local_centroids
 from dcgnn_kernels.triton.config import Config
 from dcgnn_kernels.triton.device import COST_SCALE
 from dcgnn_kernels.triton.hubs import hub_backward, hub_forward, hub_pair_rows
+from dcgnn_kernels.triton.launcher import start
 from dcgnn_kernels.triton.many import many_backward, many_forward
 from dcgnn_kernels.triton.pair import pair_backward, pair_forward
 from dcgnn_kernels.triton.plan import Tiles
 from dcgnn_kernels.triton.rows import centroid_sums, member_sums, slot_products
 from dcgnn_kernels.triton.sweep import (
     REDUCE,
-    SEPARATE,
     Segments,
     Work,
     accumulator,
     channel_blocks,
+    compiler_options,
     in_two_parts,
     reduce,
 )
@@ -32,10 +33,8 @@ from dcgnn_kernels.triton.transpose import many_gather, pair_gather
 
 
 def _served_by_fallback(z: Tensor, num_clusters: int, num_iters: int | None) -> bool:
-    """Convergence for K other than 2 needs a dense solve for each ego; more cluster-nodes need more registers."""
-    return (
-        z.numel() == 0 or num_clusters > config.MOST_CLUSTERS or (num_iters is None and num_clusters != 2)
-    )
+    """Convergence for K other than 2 needs a dense solve for each ego, many cluster-nodes many registers."""
+    return z.numel() == 0 or num_clusters > config.MOST_CLUSTERS or (num_iters is None and num_clusters != 2)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,9 @@ class _Problem:
     cost_scale: str
 
     @classmethod
-    def of(cls, z: Tensor, centroids: Tensor | None, rowptr: Tensor, member: Tensor, *options: Any) -> _Problem:
+    def of(
+        cls, z: Tensor, centroids: Tensor | None, rowptr: Tensor, member: Tensor, *options: Any
+    ) -> _Problem:
         rowptr, member = rowptr.contiguous(), member.contiguous()
         centroids = None if centroids is None else centroids.contiguous()
         egos = Segments.of(rowptr, member.size(0))
@@ -98,8 +99,7 @@ class _Problem:
             "CONVERGE": self.num_iters is None,
             "B": max(1, min(1024, 2048 // columns)),
             "COLUMNS": columns,
-            "num_warps": 8,
-            **SEPARATE,
+            **compiler_options(8),
             **self.common(),
         }
 
@@ -120,7 +120,9 @@ def _hub_centroids(problem: _Problem, tiles: Tiles) -> Tensor:
     width, blocks = channel_blocks(num_channels)
     work = problem.egos.tiled(tiles, _hub_choice(problem, 1))
     partial = problem.scratch(tiles.num_tiles, 1, num_channels)
-    centroid_sums[(work.programs, blocks)](
+    start(
+        centroid_sums,
+        (work.programs, blocks),
         z=problem.z,
         member=problem.member,
         rowptr=problem.rowptr,
@@ -149,7 +151,9 @@ def _hub_products(
     num_channels = problem.z.size(1)
     width, blocks = channel_blocks(num_channels)
     work = problem.egos.tiled(tiles, _hub_choice(problem, 1))
-    slot_products[(work.programs,)](
+    start(
+        slot_products,
+        (work.programs,),
         x=problem.z,
         sources=sources,
         member=problem.member,
@@ -177,12 +181,14 @@ def _hub_products(
 def _hub_sums(
     problem: _Problem, tiles: Tiles, weights: Tensor, centroids: Tensor | None, root: Tensor | None
 ) -> Tensor:
-    """Partial sums ``[tiles, K, F]`` of the members' rows; of their scaled distance from centroids, if given."""
+    """Partial sums ``[tiles, K, F]`` of the members' rows; of their scaled distance from given centroids."""
     num_channels = problem.z.size(1)
     width, blocks = channel_blocks(num_channels)
     work = problem.egos.tiled(tiles, _hub_choice(problem, problem.num_clusters))
     partial = problem.scratch(tiles.num_tiles, problem.num_clusters, num_channels)
-    member_sums[(work.programs, blocks)](
+    start(
+        member_sums,
+        (work.programs, blocks),
         weights=weights,
         x=problem.z,
         sources=problem.z if centroids is None else centroids,
@@ -244,9 +250,12 @@ def local_sinkhorn(
 
 
 def _resident_arguments(problem: _Problem, work: Work) -> dict[str, Any]:
-    """With two columns, one ego and wide rows every thread adds several products of its own first."""
-    fuse = problem.num_clusters == 2 and work.config.segments == 1 and problem.z.size(1) >= 64
-    return work.arguments() | {"enable_fp_fusion": fuse}
+    """Products and sums are fused where every thread first adds several products of its own."""
+    choice, num_channels = work.config, problem.z.size(1)
+    numbers_a_thread = choice.slots * config.features(num_channels) // (32 * choice.warps)
+    several = numbers_a_thread >= 2 * (16 // problem.z.element_size())
+    fuse = problem.num_clusters == 2 and choice.segments == 1 and num_channels >= 64 and several
+    return work.arguments() | compiler_options(choice.warps, fuse=fuse)
 
 
 def _resident_forward(problem: _Problem, outputs: dict[str, Tensor], tol: float, max_iters: int) -> None:
@@ -255,7 +264,9 @@ def _resident_forward(problem: _Problem, outputs: dict[str, Tensor], tol: float,
     options = problem.shape() | ({"tol": tol, "max_iters": max_iters} if pair else {})
 
     def run(work: Work) -> None:
-        kernel[(work.programs,)](
+        start(
+            kernel,
+            (work.programs,),
             z=problem.z,
             centroids=problem.z if problem.centroids is None else problem.centroids,
             member=problem.member,
@@ -285,7 +296,9 @@ def _hubs_forward(
 ) -> None:
     costs = _hub_products(problem, tiles, _hub_centroids(problem, tiles), None, distance=True)
     shares = torch.empty_like(costs)
-    hub_forward[(tiles.num_hubs,)](
+    start(
+        hub_forward,
+        (tiles.num_hubs,),
         costs=costs,
         hubs=tiles.hubs,
         begins=problem.rowptr,
@@ -365,7 +378,9 @@ def _hub_gradients(
     else:
         grads = _hub_products(problem, tiles, grad_clusters, grad_assign, distance=False)
     shares, grad_logits, pulls = (torch.empty_like(costs) for _ in range(3))
-    hub_backward[(tiles.num_hubs,)](
+    start(
+        hub_backward,
+        (tiles.num_hubs,),
         costs=costs,
         grads=grads,
         hubs=tiles.hubs,
@@ -414,7 +429,9 @@ def _pair_backward(
     }
 
     def run(work: Work) -> None:
-        pair_backward[(work.programs,)](
+        start(
+            pair_backward,
+            (work.programs,),
             z=z,
             centroids=_optional(problem.centroids, z),
             potentials=potentials,
@@ -437,7 +454,9 @@ def _pair_backward(
             problem, tiles, grad_assign, grad_clusters, potentials, weights, root
         )
         width, blocks = channel_blocks(num_channels)
-        hub_pair_rows[(tiles.num_hubs, blocks)](
+        start(
+            hub_pair_rows,
+            (tiles.num_hubs, blocks),
             partial=partial,
             pointer=tiles.pointer,
             hubs=tiles.hubs,
@@ -450,8 +469,7 @@ def _pair_backward(
             ACC=accumulator(z.dtype),
             M=max(1, min(REDUCE, config.TILE // width)),
             FEATURES=width,
-            num_warps=4,
-            **SEPARATE,
+            **compiler_options(4),
             **rows,
         )
 
@@ -460,7 +478,9 @@ def _pair_backward(
     near_rows, near_stride = (z, num_channels) if fresh else (problem.centroids, 2 * num_channels)
 
     def gather(work: Work, out: Tensor, width: int, blocks: int) -> None:
-        pair_gather[(work.programs, blocks)](
+        start(
+            pair_gather,
+            (work.programs, blocks),
             weights=weights,
             grad_clusters=incoming["grad_clusters"],
             scale_root=root,
@@ -501,7 +521,9 @@ def _many_backward(
     grad_centroids = torch.empty_like(centroids)
 
     def run(work: Work) -> None:
-        many_backward[(work.programs,)](
+        start(
+            many_backward,
+            (work.programs,),
             grad_assign=_optional(grad_assign, z),
             grad_clusters=_optional(grad_clusters, z),
             z=z,
@@ -529,7 +551,9 @@ def _many_backward(
     grad_z = torch.empty_like(z)
 
     def gather(work: Work, out: Tensor, width: int, blocks: int) -> None:
-        many_gather[(work.programs, blocks)](
+        start(
+            many_gather,
+            (work.programs, blocks),
             weights=weights,
             grad_clusters=_optional(grad_clusters, z),
             centroids=centroids,

@@ -1,7 +1,8 @@
 r"""local_sinkhorn with any number K of cluster-nodes, whole egos in registers.
 
-A program holds E egos of at most M members: their rows ``[E, M, F]`` and their logits ``[E, M, K]``. Iterations
-run in the log domain, :math:`f = -\log n - \mathrm{lse}_j(L + g)`, :math:`g = -\log K - \mathrm{lse}_u(L + f)`.
+A program holds E egos of at most M members: their rows ``[E, M, F]`` and their logits ``[E, M, K]``.
+Iterations run in the log domain: :math:`f = -\log n - \mathrm{lse}_j(L + g)`,
+:math:`g = -\log K - \mathrm{lse}_u(L + f)`.
 """
 
 from __future__ import annotations
@@ -135,17 +136,13 @@ def many_forward(
     share = masked_exp(logits + f[:, :, None] + g[:, None, :], valid)
     slot = start[:, None] + tl.arange(0, M)[None, :]
     storage = assign.dtype.element_ty
-    tl.store(
-        assign + slot[:, :, None] * num_clusters + columns[None, None, :], share.to(storage), mask=valid
-    )
+    tl.store(assign + slot[:, :, None] * num_clusters + columns[None, None, :], share.to(storage), mask=valid)
     channel = tl.arange(0, FEATURES)[None, :]
     for index in range(num_clusters):
         weight = num_clusters * column(share, index, COLUMNS)
         moved = tl.sum(weight[:, :, None] * rows, 1)
         place = (ego * num_clusters + index)[:, None] * num_channels + channel
-        tl.store(
-            clusters + place, moved.to(storage), mask=(size > 0)[:, None] & (channel < num_channels)
-        )
+        tl.store(clusters + place, moved.to(storage), mask=(size > 0)[:, None] & (channel < num_channels))
 
 
 @triton.jit(do_not_specialize=["first", "last", "num_iters", "num_clusters"])

@@ -169,9 +169,7 @@ def pair_forward(
     accumulate = potentials.dtype.element_ty
     rows = stored.to(accumulate)
     lam = whole_number(lam, lam_rest, accumulate)
-    near, far = two_centroids(
-        z, centroids, ego, node, rows, inside, size, num_channels, FRESH, FEATURES
-    )
+    near, far = two_centroids(z, centroids, ego, node, rows, inside, size, num_channels, FRESH, FEATURES)
     logits, _, _ = scaled_logits(rows, near, far, inside, size, lam, SCALE)
 
     g = tl.sum(0.0 * near, 1)
@@ -252,9 +250,7 @@ def pair_backward(
     accumulate = potentials.dtype.element_ty
     rows = stored.to(accumulate)
     lam = whole_number(lam, lam_rest, accumulate)
-    near, far = two_centroids(
-        z, centroids, ego, node, rows, inside, size, num_channels, FRESH, FEATURES
-    )
+    near, far = two_centroids(z, centroids, ego, node, rows, inside, size, num_channels, FRESH, FEATURES)
     logits, scale, position = scaled_logits(rows, near, far, inside, size, lam, SCALE)
 
     live = size > 0
@@ -318,9 +314,7 @@ def pair_backward(
 
 
 @triton.jit
-def grad_of_logits(
-    logits, grad_p, grad_q, inside, size, history, num_iters, live, CONVERGE: tl.constexpr
-):
+def grad_of_logits(logits, grad_p, grad_q, inside, size, history, num_iters, live, CONVERGE: tl.constexpr):
     r"""P in both columns and the gradient of s, which is that of :math:`-\lambda M_{u1}`, ``[E, M]``.
 
     Unrolled, for t = T..1: with :math:`(a, b) = (\sigma(s + t), 1 - a)` before the iteration and column

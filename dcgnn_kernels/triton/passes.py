@@ -1,8 +1,8 @@
 r"""Passes of global_sinkhorn over its matrix of costs ``[N, Ω]``; a program holds whole rows.
 
-Columns are reduced in two stages: each of a fixed number of programs adds its rows into a partial result ``[P, Ω]``, then
-``column_potential`` or ``column_sum`` combines these in order. The number of programs follows from N alone, so the bits
-do not depend on the GPU.
+Columns are reduced in two stages: each of a fixed number of programs adds its rows into a partial result
+``[P, Ω]``, then ``column_potential`` or ``column_sum`` combines these in order. The number of programs
+follows from N alone, so the bits do not depend on the GPU.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from dcgnn_kernels.triton.device import log_sum_exp, whole_number
 
 
 @triton.jit
-def centre_rows(
-    z, centre, out, norms, num_rows, num_channels, B: tl.constexpr, FEATURES: tl.constexpr
-):
-    """out = z − centre in full precision, and the squared norms of its rows."""
+def centre_rows(z, centre, out, norms, num_rows, num_channels, B: tl.constexpr, FEATURES: tl.constexpr):
+    """Out = z − centre in full precision, and the squared norms of its rows."""
     row = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     live = row < num_rows
     total = tl.zeros([B], dtype=norms.dtype.element_ty)
@@ -35,13 +33,15 @@ def centre_rows(
 
 
 @triton.jit
-def squared_distances(costs, row_norms, column_norms, num_rows, num_columns, B: tl.constexpr, COLUMNS: tl.constexpr):
-    """In place, from dot products: ‖z‖² + ‖c‖² − 2 z·c, not below 0."""
+def squared_distances(
+    dots, row_norms, column_norms, costs, num_rows, num_columns, B: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """From dot products: ‖z‖² + ‖c‖² − 2 z·c, not below 0."""
     place, valid, row, columns = block(tl.program_id(0), num_rows, num_columns, B, COLUMNS)
     rows = tl.load(row_norms + row, mask=row < num_rows, other=0.0)
     norms = tl.load(column_norms + columns, mask=columns < num_columns, other=0.0)
-    dots = tl.load(costs + place, mask=valid, other=0.0)
-    distance = (rows[:, None] + norms[None, :]) - 2.0 * dots
+    products = tl.load(dots + place, mask=valid, other=0.0)
+    distance = (rows[:, None] + norms[None, :]) - 2.0 * products
     distance = tl.where(distance < 0, 0.0, distance)
     tl.store(costs + place, distance, mask=valid)
 
@@ -73,8 +73,7 @@ def load_columns(pointer, num_columns, GIVEN: tl.constexpr, ACC: tl.constexpr, C
     columns = tl.arange(0, COLUMNS)
     if GIVEN:
         return tl.load(pointer + columns, mask=columns < num_columns, other=0.0)
-    else:
-        return tl.zeros([COLUMNS], dtype=ACC)
+    return tl.zeros([COLUMNS], dtype=ACC)
 
 
 @triton.jit
@@ -98,7 +97,7 @@ def forward_step(
     shift = tl.full([COLUMNS], -float("inf"), dtype=accumulate)
     total = tl.zeros([COLUMNS], dtype=accumulate)
     for number in range(tl.program_id(0), tl.cdiv(num_rows, B), tl.num_programs(0)):
-        place, valid, row, columns = block(number, num_rows, num_columns, B, COLUMNS)
+        place, valid, _row, columns = block(number, num_rows, num_columns, B, COLUMNS)
         logits = block_logits(costs, scale, place, valid, lam)
         values = logits + row_potential(logits, g, valid, num_rows)[:, None]
         higher = tl.maximum(shift, tl.max(tl.where(valid, values, -float("inf")), 0))
@@ -114,7 +113,7 @@ def forward_step(
 
 @triton.jit
 def column_potential(partial, out, num_programs, num_columns, M: tl.constexpr, COLUMNS: tl.constexpr):
-    """g from all programs' maxima and sums."""
+    """G from all programs' maxima and sums."""
     accumulate = partial.dtype.element_ty
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < num_columns
@@ -174,7 +173,7 @@ def shares(
     last = load_columns(after, num_columns, True, accumulate, COLUMNS)
     total = tl.zeros([COLUMNS], dtype=accumulate)
     for number in range(tl.program_id(0), tl.cdiv(num_rows, B), tl.num_programs(0)):
-        place, valid, row, columns = block(number, num_rows, num_columns, B, COLUMNS)
+        place, valid, _row, columns = block(number, num_rows, num_columns, B, COLUMNS)
         logits = block_logits(costs, scale, place, valid, lam)
         f = row_potential(logits, g, valid, num_rows)
         share = tl.exp(tl.where(valid, logits + f[:, None] + last[None, :], -float("inf")))
@@ -209,7 +208,8 @@ def backward_step(
 ):
     r"""One iteration backwards: dL from ``past`` to ``grad_logits``, and the partial sums of −Σ_u R ⊙ df.
 
-    ``FIRST``: the first iteration of the forward, before which g is 0. ``LAST``: its last, where df begins with Σ_j W.
+    ``FIRST``: the first iteration of the forward, before which g is 0. ``LAST``: its last, where df
+    begins with Σ_j W.
     """
     accumulate = costs.dtype.element_ty
     lam = whole_number(lam, lam_rest, accumulate)
@@ -218,7 +218,7 @@ def backward_step(
     grad_g = load_columns(column_grad, num_columns, True, accumulate, COLUMNS)
     total = tl.zeros([COLUMNS], dtype=accumulate)
     for number in range(tl.program_id(0), tl.cdiv(num_rows, B), tl.num_programs(0)):
-        place, valid, row, columns = block(number, num_rows, num_columns, B, COLUMNS)
+        place, valid, _row, columns = block(number, num_rows, num_columns, B, COLUMNS)
         logits = block_logits(costs, scale, place, valid, lam)
         f = row_potential(logits, g, valid, num_rows)
         soft = tl.exp(tl.where(valid, logits + f[:, None] + next_g[None, :], -float("inf")))

@@ -14,6 +14,7 @@ An undirected graph shares its arrays and so its plan.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -76,7 +77,9 @@ class Plan:
         self.num_segments = pointer.size(0) - 1
         self.exact = not capturing(pointer)
         limits = torch.tensor(
-            [class_limit(index) for index in range(NUM_CLASSES - 1)], dtype=pointer.dtype, device=pointer.device
+            [class_limit(index) for index in range(NUM_CLASSES - 1)],
+            dtype=pointer.dtype,
+            device=pointer.device,
         )
         classes = torch.bucketize(pointer.diff(), limits)
         ordered, order = torch.sort(classes, stable=True)
@@ -90,7 +93,7 @@ class Plan:
     def _counts(self) -> list[int]:
         if self.exact:
             edges: list[int] = self.bounds.tolist()
-            return [high - low for low, high in zip(edges, edges[1:], strict=False)]
+            return [high - low for low, high in itertools.pairwise(edges)]
         smallest = [1, *(class_limit(index) + 1 for index in range(NUM_CLASSES - 1))]
         return [min(self.num_segments, self.num_slots // size) for size in smallest]
 
@@ -105,9 +108,9 @@ class Plan:
                 first = index + 1
                 continue
             slots = sum(n * class_limit(first + i) for i, n in enumerate(self.counts[first : index + 1]))
-            if self.exact and index < last_class and slots * RARE < self.num_slots:
-                if any(self.counts[index + 1 : last_class + 1]):
-                    continue
+            larger = any(self.counts[index + 1 : last_class + 1])
+            if self.exact and larger and slots * RARE < self.num_slots:
+                continue
             groups.append(Group(first, index + 1, class_limit(index), count))
             first = index + 1
         return groups[::-1]

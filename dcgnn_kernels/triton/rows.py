@@ -1,6 +1,6 @@
-"""Sums of gathered rows over segments of slots, the one memory pattern of everything but the transport itself.
+"""Sums of gathered rows over segments of slots, the memory pattern of everything but the transport itself.
 
-Every kernel takes its segments whole (E of them in a program, M slots at a time) or in tiles of large segments;
+Every kernel takes its segments whole (E of them in a program, M slots at a time) or in tiles of large ones;
 tiles write partial sums, which ``reduce_tiles`` adds in order: the same bits in every run, and no atomics.
 The second grid axis walks the channels.
 """
@@ -51,7 +51,7 @@ def ego_sums(
     M: tl.constexpr,
     FEATURES: tl.constexpr,
 ):
-    r"""cluster_scatter, :math:`B_i = \sum_{u \ni i} \sum_j P^u_{ij} C^u_j`, over the entries of the transpose.
+    r"""cluster_scatter, :math:`B_i = \sum_{u \ni i} \sum_j P^u_{ij} C^u_j`, over the transpose.
 
     ``UPDATE``: node_update, with a factor for each ego and, where the sum is complete, everything else.
     """
@@ -308,7 +308,9 @@ def slot_products(
                 if BLOCKS > 1:
                     source = x + node[:, :, None] * num_channels + channel[None, None, :]
                     rows = tl.load(source, mask=inside[:, :, None] & has[None, None, :], other=0.0).to(ACC)
-                centre = tl.load(line + channel[None, :], mask=live[:, None] & has[None, :], other=0.0).to(ACC)
+                centre = tl.load(line + channel[None, :], mask=live[:, None] & has[None, :], other=0.0).to(
+                    ACC
+                )
                 if DISTANCE:
                     away = rows - centre[:, None, :]
                     product += tl.sum(away * away, 2)
@@ -424,11 +426,15 @@ def group_gather(
         total += tl.load(own + place_of, mask=mask, other=0.0).to(ACC)
     if TILED:
         mask = (index < last)[:, None] & has[None, :]
-    tl.store(out + index[:, None] * num_channels + channel[None, :], total.to(out.dtype.element_ty), mask=mask)
+    tl.store(
+        out + index[:, None] * num_channels + channel[None, :], total.to(out.dtype.element_ty), mask=mask
+    )
 
 
 @triton.jit
-def tile_sum(partial, pointer, hub, row, num_rows, num_channels, channel, has, ACC: tl.constexpr, M: tl.constexpr):
+def tile_sum(
+    partial, pointer, hub, row, num_rows, num_channels, channel, has, ACC: tl.constexpr, M: tl.constexpr
+):
     """The sum of row ``row`` of all tiles of a hub, ``[F]``, and whether it has any."""
     begin = tl.load(pointer + hub)
     end = tl.load(pointer + hub + 1)
@@ -459,7 +465,7 @@ def reduce_tiles(
     M: tl.constexpr,
     FEATURES: tl.constexpr,
 ):
-    """out[segment, row] = gain · Σ_tiles partial[tile, row] (+ addend[segment]); grid: hubs × rows, channels."""
+    """out[segment, row] = gain · Σ_tiles partial[tile, row] (+ addend[segment]), for every hub and row."""
     hub = tl.program_id(0) // num_rows
     row = tl.program_id(0) % num_rows
     channel, has = channels(num_channels, FEATURES)

@@ -1,4 +1,4 @@
-"""Launching a kernel over all segments of a graph: one launch for each size class, tiles for the large ones."""
+"""Launching a kernel over all segments of a graph: once for each size class, in tiles for the large ones."""
 
 from __future__ import annotations
 
@@ -14,19 +14,32 @@ from torch import Tensor
 from dcgnn_kernels.reference import accumulate_dtype
 from dcgnn_kernels.triton import config
 from dcgnn_kernels.triton.config import Config
+from dcgnn_kernels.triton.launcher import start
 from dcgnn_kernels.triton.plan import Plan, Tiles, plan_of
 from dcgnn_kernels.triton.rows import reduce_tiles
 
 WHOLE_SEGMENT = 1024  # a larger segment is summed by several programs
-# Lanes that hold copies of one sum must agree to the last bit, since any of them may write it to shared memory. Where a
-# thread adds its own product to a neighbour's, a fused multiply-add would round the two differently.
-SEPARATE = {"enable_fp_fusion": False}
 REDUCE = 16  # partial sums that are added at a time
 
 
 def accumulator(dtype: torch.dtype) -> Any:
     """Triton's name of the dtype that arithmetic runs in."""
     return tl.float64 if accumulate_dtype(dtype) == torch.float64 else tl.float32
+
+
+def compiler_options(num_warps: int, *, fuse: bool = False) -> dict[str, Any]:
+    """Options of Triton's compiler.
+
+    ``fuse``: whether products and sums may become one instruction. Lanes that hold copies of one sum must
+    agree to the last bit, since any of them may write it to shared memory; where a thread adds its own product to a
+    neighbour's, a fused multiply-add would round the two differently.
+
+    NVIDIA's assembler spills a few registers to get below 64 or 96 unless it is told how many there are.
+    """
+    chosen: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": fuse}
+    if torch.version.hip is None:
+        chosen["maxnreg"] = min(255, 65536 // (32 * num_warps))
+    return chosen
 
 
 def in_two_parts(value: float) -> dict[str, float]:
@@ -66,8 +79,7 @@ class Work:
             "last": self.last,
             "E": self.config.segments,
             "M": self.config.slots,
-            "num_warps": self.config.warps,
-            **SEPARATE,
+            **compiler_options(self.config.warps),
         }
 
 
@@ -123,7 +135,9 @@ class Segments:
     def sums(
         self, name: str, rows: int, out: Tensor, like: Tensor, run: Callable[[Work, Tensor, int, int], None]
     ) -> tuple[Tiles, Tensor] | None:
-        """``run(work, out, channel tile, channel tiles)``: whole segments into ``out``, tiles into partial sums.
+        """Calls ``run(work, out, width of a channel tile, number of channel tiles)``.
+
+        Whole segments go into ``out``, tiles of large ones into partial sums.
 
         ``rows`` rows of sums a segment. Gives the tiles and their partial sums ``[tiles, rows, F]`` if there
         are any; :func:`reduce` adds them.
@@ -138,9 +152,7 @@ class Segments:
         tiles = self.plan.tiles(WHOLE_SEGMENT, config.HUB_TILE)
         if tiles is None:
             return None
-        partial = like.new_empty(
-            tiles.num_tiles, rows, num_channels, dtype=accumulate_dtype(like.dtype)
-        )
+        partial = like.new_empty(tiles.num_tiles, rows, num_channels, dtype=accumulate_dtype(like.dtype))
         run(self.tiled(tiles, choices(WHOLE_SEGMENT)[0]), partial, width, blocks)
         return tiles, partial
 
@@ -158,22 +170,23 @@ def reduce(
     """Adds the partial sums of every hub, in order, and writes the hub's rows of ``out``."""
     rows, num_channels = partial.shape[1:]
     width, blocks = channel_blocks(num_channels)
-    reduce_tiles[(tiles.num_hubs * rows, blocks)](
-        partial,
-        tiles.pointer,
-        tiles.hubs,
-        out,
-        out if addend is None else addend,
-        out if factor is None else factor,
-        rows,
-        num_channels,
-        gain,
+    start(
+        reduce_tiles,
+        (tiles.num_hubs * rows, blocks),
+        partial=partial,
+        pointer=tiles.pointer,
+        hubs=tiles.hubs,
+        out=out,
+        addend=out if addend is None else addend,
+        factor=out if factor is None else factor.contiguous(),
+        num_rows=rows,
+        num_channels=num_channels,
+        gain=gain,
         ADD=addend is not None,
         FACTOR=factor is not None,
         COMPACT=compact,
         ACC=accumulator(partial.dtype),
         M=max(1, min(REDUCE, config.TILE // width)),
         FEATURES=width,
-        num_warps=4,
-        **SEPARATE,
+        **compiler_options(4),
     )

@@ -1,7 +1,7 @@
-r"""The half of local_sinkhorn's backward that runs over the transpose: every node sums over the egos that hold it.
+r"""The half of local_sinkhorn's backward that runs over the transpose: nodes sum over their egos.
 
-No atomics: a node's gradient is a sum over ``colptr[i]:colptr[i + 1]`` of rows of its egos, weighted by numbers
-that the first half wrote for each slot.
+No atomics: a node's gradient is a sum over ``colptr[i]:colptr[i + 1]`` of rows of its egos, weighted by
+numbers that the first half wrote for each slot.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def pair_gather(
         total += tl.load(grad_near + own_place, mask=own_mask, other=0.0).to(ACC)
     if TILED:
         mask = (index < last)[:, None] & has[None, :]
-    tl.store(out + index[:, None] * num_channels + channel[None, :], total.to(out.dtype.element_ty), mask=mask)
+    tl.store(
+        out + index[:, None] * num_channels + channel[None, :], total.to(out.dtype.element_ty), mask=mask
+    )
 
 
 @triton.jit(do_not_specialize=["first", "last"])
@@ -150,4 +152,6 @@ def many_gather(
     mask = own_mask
     if TILED:
         mask = (index < last)[:, None] & has[None, :]
-    tl.store(out + index[:, None] * num_channels + channel[None, :], total.to(out.dtype.element_ty), mask=mask)
+    tl.store(
+        out + index[:, None] * num_channels + channel[None, :], total.to(out.dtype.element_ty), mask=mask
+    )
