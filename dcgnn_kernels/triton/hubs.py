@@ -43,7 +43,7 @@ def scale_of(costs, start, size, num_clusters, SCALE: tl.constexpr, B: tl.conste
     position = tl.zeros([COLUMNS], dtype=tl.int64)
     if SCALE == 1:
         for chunk in range(0, size, B):
-            place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
+            place, valid, _inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
             total += tl.sum(tl.load(costs + place, mask=valid, other=0.0), 0)
         scale = tl.sum(total, 0) / (num_clusters * tl.maximum(size, 1)).to(accumulate)
     if SCALE == 2:
@@ -156,7 +156,7 @@ def hub_forward(
         shift = tl.full([COLUMNS], -float("inf"), dtype=accumulate)
         total = tl.zeros([COLUMNS], dtype=accumulate)
         for chunk in range(0, size, B):
-            place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
+            place, valid, _inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
             logits = block_logits(costs, place, valid, scale, lam)
             values = logits + row_potential(logits, g, valid, size)[:, None]
             higher = tl.maximum(shift, tl.max(tl.where(valid, values, -float("inf")), 0))
