@@ -114,7 +114,8 @@ def launches(dtype: torch.dtype, num_channels: int = 64, num_global: int = 8) ->
     arrays = graph.arrays()
     wide = accumulate_dtype(dtype)
     z = torch.zeros(graph.num_nodes, num_channels, dtype=dtype)
-    factors = [torch.zeros(graph.num_nodes, dtype=wide) for _ in range(4)]
+    factor = torch.zeros(graph.num_nodes, dtype=wide)
+    factors = (factor, factor, factor, factor)
     whole = torch.zeros(num_global, num_channels, dtype=dtype)
     with recorded() as seen:
         for num_local, centroids, scale in (

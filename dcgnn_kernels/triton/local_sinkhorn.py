@@ -232,8 +232,9 @@ def local_sinkhorn(
     """CUDA kernel of ``dcgnn::local_sinkhorn``."""
     arrays = (rowptr, member, colptr, ego, slot)
     if _served_by_fallback(z, num_clusters, num_iters):
-        options = (num_clusters, lam, num_iters, cost_scale, tol, max_iters)
-        return fallback.local_sinkhorn(z, centroids, *arrays, *options)
+        return fallback.local_sinkhorn(
+            z, centroids, *arrays, num_clusters, lam, num_iters, cost_scale, tol, max_iters
+        )
     with torch.cuda.device_of(z):
         if centroids is None and num_clusters != 2:
             centroids = local_centroids.local_centroids(z, *arrays, num_clusters)
@@ -332,9 +333,17 @@ def local_sinkhorn_backward(
     """CUDA kernel of ``dcgnn::local_sinkhorn_backward``."""
     arrays = (rowptr, member, colptr, ego, slot)
     if _served_by_fallback(z, num_clusters, num_iters):
-        options = (num_clusters, lam, num_iters, cost_scale)
         return fallback.local_sinkhorn_backward(
-            grad_assign, grad_clusters, z, centroids, potentials, *arrays, *options
+            grad_assign,
+            grad_clusters,
+            z,
+            centroids,
+            potentials,
+            *arrays,
+            num_clusters,
+            lam,
+            num_iters,
+            cost_scale,
         )
     with torch.cuda.device_of(z):
         grad_assign = None if grad_assign is None else grad_assign.contiguous()

@@ -31,8 +31,8 @@ def compiler_options(num_warps: int, *, fuse: bool = False) -> dict[str, Any]:
     """Options of Triton's compiler.
 
     ``fuse``: whether products and sums may become one instruction. Lanes that hold copies of one sum must
-    agree to the last bit, since any of them may write it to shared memory; where a thread adds its own product
-    to a neighbour's, a fused multiply-add would round the two differently.
+    agree to the last bit, since any of them may write it to shared memory; where a thread adds its own
+    product to a neighbour's, a fused multiply-add would round the two differently.
 
     NVIDIA's assembler spills a few registers to get below 64 or 96 unless it is told how many there are.
     """

@@ -1,0 +1,122 @@
+"""The PTX that Triton emits for the kernels, executed on the CPU behind the ops, with races and bounds checked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the package triton is not installed")
+
+from emulation import triton_ptx
+from test_ops import compare_with_reference, random_inputs
+from triton_cases import FULL, mixed, node_update_inputs, on_cpu, only_full, small_tiles
+
+import dcgnn_kernels
+from dcgnn_kernels import reference
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16) if FULL else (torch.float32,)
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+@pytest.fixture(params=[80, 90] if FULL else [80], ids=lambda arch: f"sm_{arch}")
+def executed(request):
+    with on_cpu(lambda: triton_ptx.emulate(arch=request.param)):
+        yield
+
+
+def local_cases():
+    quick = [
+        # tiles, dtype, K, channels, iterations, cost scale, fresh centroids
+        (False, F32, 2, 8, 3, "max", True),
+        (True, F32, 2, 8, 2, "max", True),
+        (False, BF16, 3, 8, 2, "mean", False),
+    ]
+    more = [
+        (tiled, dtype, num_local, num_channels, 3, cost_scale, fresh)
+        for tiled in (False, True)
+        for dtype in (F32, BF16)
+        for num_local, num_channels, cost_scale, fresh in (
+            (2, 64, "max", True),
+            (2, 5, "none", False),
+            (2, 16, "mean", False),
+            (4, 16, "max", False),
+        )
+    ]
+    converged = [(tiled, F32, 2, 8, None, "none", True) for tiled in (False, True)]
+    return quick + (more + converged if FULL else [])
+
+
+@pytest.mark.parametrize(
+    ("tiled", "dtype", "num_local", "num_channels", "num_iters", "cost_scale", "fresh"), local_cases()
+)
+def test_local_sinkhorn(
+    executed, monkeypatch, tiled, dtype, num_local, num_channels, num_iters, cost_scale, fresh
+):
+    if tiled:
+        small_tiles(monkeypatch)
+    graph = mixed()
+    z, centroids = random_inputs(graph.num_nodes, num_local, num_channels, CPU)
+    options = (graph, 0.7, num_iters, cost_scale)
+
+    def start(z, c):
+        return reference.local_centroids(z, graph, num_local) if fresh else c
+
+    compare_with_reference(
+        lambda z, *c: dcgnn_kernels.local_sinkhorn(z, c[0] if c else None, *options, num_clusters=num_local),
+        lambda z, *c: reference.local_sinkhorn(z, start(z, c[0] if c else None), *options),
+        (z,) if fresh else (z, centroids),
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("tiled", [True, False] if FULL else [True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_node_update_and_scatter(executed, monkeypatch, dtype, tiled):
+    if tiled:
+        small_tiles(monkeypatch)
+    graph = mixed()
+    inputs, factors = node_update_inputs(graph, 2, 2, 8)
+    factors = {name: factor.to(reference.accumulate_dtype(dtype)) for name, factor in factors.items()}
+    compare_with_reference(
+        lambda *t: dcgnn_kernels.node_update(*t, graph, **factors, activation="tanh"),
+        lambda *t: reference.node_update(*t, graph, **factors, activation="tanh"),
+        inputs,
+        dtype,
+    )
+
+
+@only_full
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_local", [1, 2, 4])
+def test_linear_ops(executed, dtype, num_local):
+    graph = mixed()
+    inputs, _ = node_update_inputs(graph, 0, num_local, 12)
+    compare_with_reference(
+        lambda p, c: dcgnn_kernels.cluster_scatter(p, c, graph),
+        lambda p, c: reference.cluster_scatter(p, c, graph),
+        inputs[3:],
+        dtype,
+    )
+    compare_with_reference(
+        lambda z: dcgnn_kernels.local_centroids(z, graph, num_local),
+        lambda z: reference.local_centroids(z, graph, num_local),
+        (inputs[0],),
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("num_global", "num_iters", "cost_scale"),
+    [(5, 2, "max"), (20, 3, "mean"), (1, 1, "none")][: 3 if FULL else 1],
+)
+def test_global_sinkhorn(executed, monkeypatch, dtype, num_global, num_iters, cost_scale):
+    small_tiles(monkeypatch)
+    z, centroids = random_inputs(13, num_global, 8, CPU)
+    compare_with_reference(
+        lambda z, c: dcgnn_kernels.global_sinkhorn(z, c, 0.7, num_iters, cost_scale),
+        lambda z, c: reference.global_sinkhorn(z, c, 0.7, num_iters, cost_scale),
+        (z, centroids[0]),
+        dtype,
+    )
