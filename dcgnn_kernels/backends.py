@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from dataclasses import dataclass
 
 import torch
@@ -46,12 +47,6 @@ def _native_cpu() -> Backend:
     return Backend(True, ops, f"{module.instruction_set}, {module.compiler}, torch {module.torch_version}")
 
 
-def _gpu(name: str) -> Backend:
-    if not torch.backends.cuda.is_built():
-        return Backend(False, (), f"torch {torch.__version__} is built without CUDA")
-    return Backend(False, (), f"this version has no {name} kernels; CUDA tensors use the reference")
-
-
 def _native_cuda() -> Backend:
     module = _native_loader.module
     if not torch.backends.cuda.is_built():
@@ -66,6 +61,15 @@ def _native_cuda() -> Backend:
     return Backend(True, NATIVE_CUDA_OPS, f"{torch.cuda.get_device_name()}, {built}")
 
 
+def _triton() -> Backend:
+    from dcgnn_kernels.triton import registry  # registers when imported, after all ops are defined
+
+    if (reason := registry.why_not_running()) is not None:
+        return Backend(False, (), reason)
+    name = torch.cuda.get_device_name()
+    return Backend(True, registry.SERVED, f"triton {importlib.metadata.version('triton')}, {name}")
+
+
 def backends() -> Backends:
     """The state of every backend: ``native-cpu``, ``triton``, ``native-cuda`` and ``reference``.
 
@@ -78,7 +82,7 @@ def backends() -> Backends:
     return Backends(
         {
             "native-cpu": _native_cpu(),
-            "triton": _gpu("Triton"),
+            "triton": _triton(),
             "native-cuda": _native_cuda(),
             "reference": Backend(True, OPS, "plain PyTorch, any device"),
         }

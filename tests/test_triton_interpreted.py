@@ -1,4 +1,4 @@
-"""The Triton kernels' source, executed on the CPU behind the ops, with bounds, races and program order checked."""
+"""The Triton kernels' source, executed on the CPU behind the ops: values, bounds, races, program order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The PTX that Triton emits for the kernels, executed on the CPU behind the ops, with races and bounds checked."""
+"""The PTX that Triton emits for the kernels, executed on the CPU behind the ops: values, bounds, races."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ only_full = pytest.mark.skipif(not FULL, reason="runs with make test-gpu-code")
 
 
 def mixed(num_nodes: int = 24 if FULL else 14, hub: int = 20 if FULL else 11) -> EgoGraph:
-    """Directed, with a node that has many in-edges, one with many out-edges, self-loops and isolated nodes."""
+    """Directed, with a node of many in-edges, one of many out-edges, self-loops, isolated nodes."""
     generator = torch.Generator().manual_seed(5)
     edges = torch.randint(0, num_nodes - 2, (2, num_nodes), generator=generator)
     others = torch.arange(hub)
@@ -34,7 +34,7 @@ def mixed(num_nodes: int = 24 if FULL else 14, hub: int = 20 if FULL else 11) ->
 def on_cpu(how: Callable[[], contextlib.AbstractContextManager[object]]) -> Iterator[None]:
     """The ops of CPU tensors launch the Triton kernels, which ``how()`` executes.
 
-    The same functions are registered for the same ops as on a GPU, so that checks, autograd and dispatch are shared.
+    The same functions are registered for the same ops as on a GPU: checks, autograd and dispatch are shared.
     """
     library = torch.library.Library("dcgnn", "IMPL")
     with warnings.catch_warnings():
@@ -50,7 +50,7 @@ def on_cpu(how: Callable[[], contextlib.AbstractContextManager[object]]) -> Iter
 
 
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Egos of more than 4 members and sums of more than 8 slots take the path of hubs; rows span several tiles."""
+    """Egos of more than 4 members, sums of more than 8 slots are hubs; rows span several tiles."""
     from dcgnn_kernels.triton import config, global_sinkhorn, sweep
 
     monkeypatch.setattr(config, "LONGEST", 4)
