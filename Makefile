@@ -1,6 +1,7 @@
 # make setup   environment in .venv, package built and installed there (editable)
 # make demo    trains DC-GNN on an embedded graph, beside GCN and GAT
 # make test    all tests
+# make test-gpu-code  every GPU kernel interpreted, as PTX for sm_80 and sm_90, and compiled for all GPUs
 # make sanitize  native unit tests under the address, undefined-behaviour and thread sanitizers
 # make check-cuda-build  a wheel with CUDA kernels, built and checked beside the CUDA build of torch; needs nvcc,
 #              no GPU, and 8 GB of disk for its own environment in build/cuda-check
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.installed
 # Threads that spin while they wait slow each other down manyfold on a machine that is busy with other work.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: setup demo test lint format native-test sanitize check-cuda-build cuda-resources clean
+.PHONY: setup demo test test-gpu-code lint format native-test sanitize check-cuda-build cuda-resources clean
 
 setup: $(STAMP)
 
@@ -37,6 +38,10 @@ demo: setup
 
 test: setup native-test
 	$(BIN)/python -m pytest tests
+
+# What make test runs in part. Compiling for nine GPUs takes the most of it.
+test-gpu-code: setup
+	DCGNN_GPU_CODE=full $(BIN)/python -m pytest tests/emulation $(wildcard tests/test_triton_*.py)
 
 # The native unit tests need no torch.
 native-test: setup

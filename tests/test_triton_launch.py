@@ -247,8 +247,8 @@ def test_device_is_current_during_every_launch(monkeypatch):
 def test_ops_trace_on_fake_cuda_tensors():
     """Schemas and fake kernels of forward and backward agree for CUDA tensors, without a GPU.
 
-    A CPU build of torch cannot record autograd for CUDA tensors. The autograd formulas know no device, and the
-    tests of the interpreted ops run them.
+    A CPU build of torch cannot record autograd for CUDA tensors. The autograd formulas know no device, and
+    the tests of the interpreted ops run them.
     """
     graph = mixed()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 
 from triton_cases import FULL
 
+from dcgnn.cli import main
 from dcgnn_kernels.triton import catalogue, inspect
 
 NO_SPILLS = tuple(t for t in inspect.NVIDIA_TARGETS if t != "sm_75")
@@ -53,22 +54,36 @@ def test_the_catalogue_has_every_kernel():
     assert listed == launched - shared
 
 
-def test_occupancy_by_hand():
-    def compiled(registers, warps, shared, target="sm_80"):
-        return inspect.Compiled("k", target, "k", "", b"", warps, registers, 0, 0, 0, shared)
+def compiled_with(registers, warps, shared, target="sm_80", spills=0):
+    """What the assembler might have said."""
+    compiled = inspect.Compiled("kernel", target, "kernel", "", b"", warps, shared)
+    compiled.__dict__["usage"] = inspect.Usage(registers, spills, spills, 0)
+    return compiled
 
-    assert catalogue.occupancy(compiled(32, 4, 0)) == 1.0  # 16 blocks of 128 threads
-    assert catalogue.occupancy(compiled(64, 4, 0)) == 0.5  # 65536 / (64 · 128) = 8 blocks
-    assert catalogue.occupancy(compiled(33, 4, 0)) == 0.75  # 33 registers count as 40: 12 blocks
-    assert catalogue.occupancy(compiled(32, 4, 80 * 1024)) == 0.125  # two blocks by shared memory
-    assert catalogue.occupancy(compiled(255, 16, 0)) == 0.0  # does not fit at all
-    assert catalogue.occupancy(compiled(32, 4, 0, "gfx942")) is None
+
+def test_occupancy_by_hand():
+    assert catalogue.occupancy(compiled_with(32, 4, 0)) == 1.0  # 16 blocks of 128 threads
+    assert catalogue.occupancy(compiled_with(64, 4, 0)) == 0.5  # 65536 / (64 · 128) = 8 blocks
+    assert catalogue.occupancy(compiled_with(33, 4, 0)) == 0.75  # 33 registers count as 40: 12 blocks
+    assert catalogue.occupancy(compiled_with(32, 4, 80 * 1024)) == 0.125  # two blocks by shared memory
+    assert catalogue.occupancy(compiled_with(255, 16, 0)) == 0.0  # does not fit at all
+    assert catalogue.occupancy(compiled_with(32, 4, 0, "gfx942")) is None
 
 
 def test_the_table_has_a_line_for_each_row():
     entry = catalogue.entries([torch.float32])[0]
-    compiled = inspect.Compiled("k", "sm_80", "k", "", b"", 8, 64, 4, 8, 0, 2048)
-    head, line = catalogue.table([(entry, compiled)]).splitlines()
+    head, line = catalogue.table([(entry, compiled_with(64, 8, 2048, spills=6))]).splitlines()
     assert head.split()[:2] == ["kernel", "target"]
     assert entry.label in line
     assert line.split()[-5:] == ["8", "64", "12", "2048", "50%"]
+
+
+def test_info_prints_the_table(monkeypatch, capsys):
+    one = [catalogue.entries([torch.float32])[0]]
+    monkeypatch.setattr(catalogue, "entries", lambda dtypes: one)
+    assert main(["info", "--kernels", "sm_90"]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert "occupancy" in head
+    assert line.startswith("pair_forward fp32")
+    assert main(["info", "--kernels", "sm_1"]) == 2
+    assert "--kernels sm_1: wanted all, or some of sm_75" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -19,11 +20,22 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to the parser."""
     parser = commands.add_parser("info", help="versions, machine, and which backends run and why")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--kernels",
+        nargs="?",
+        const="sm_80,sm_90",
+        metavar="GPUS",
+        help="compile the Triton kernels for these GPUs (sm_80,sm_90 by default; 'all': every supported one; no "
+        "GPU is needed) and print registers, spills, shared memory and occupancy of each",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Print what is known about this installation."""
+    if arguments.kernels is not None:
+        print(kernel_table(arguments.kernels))
+        return
     facts = environment()
     if arguments.json:
         print(json.dumps(facts, indent=2))
@@ -37,6 +49,20 @@ def run(arguments: argparse.Namespace) -> None:
         state = "available" if backend["available"] else "not available"
         reason = f": {backend['reason']}" if backend["reason"] else ""
         print(f"  {name + ':':<16} {state}{reason}")
+
+
+def kernel_table(targets: str) -> str:
+    """Resources of every Triton kernel in its default configurations; float32 and bfloat16, 64 channels."""
+    if importlib.util.find_spec("triton") is None:
+        raise ValueError("--kernels: the package triton is not installed")
+    from dcgnn_kernels.triton import catalogue, inspect
+
+    chosen = inspect.TARGETS if targets == "all" else tuple(targets.split(","))
+    for target in chosen:
+        if target not in inspect.TARGETS:
+            raise ValueError(f"--kernels {target}: wanted all, or some of {', '.join(inspect.TARGETS)}")
+    entries = catalogue.entries([torch.float32, torch.bfloat16])
+    return catalogue.table((entry, entry.compile(target)) for entry in entries for target in chosen)
 
 
 def environment() -> dict[str, Any]:
