@@ -25,8 +25,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="?",
         const="sm_80,sm_90",
         metavar="GPUS",
-        help="compile the Triton kernels for these GPUs (sm_80,sm_90 by default; 'all': every supported one; no "
-        "GPU is needed) and print registers, spills, shared memory and occupancy of each",
+        help="compile the Triton kernels for these GPUs (default sm_80,sm_90; or all; no GPU is "
+        "needed) and print registers, spills, shared memory and occupancy of each",
     )
     parser.set_defaults(run=run)
 
