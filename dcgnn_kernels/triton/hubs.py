@@ -145,7 +145,7 @@ def hub_forward(
     accumulate = costs.dtype.element_ty
     lam = whole_number(lam, lam_rest, accumulate)
     columns = tl.arange(0, COLUMNS)
-    mask = (columns < num_clusters) & (size > 0)
+    mask = (columns < num_clusters) & (size + tl.zeros_like(columns) > 0)
     g = tl.zeros([COLUMNS], dtype=accumulate)
     # Not "before = g": Triton would take the assignment inside the loop for no change.
     before = tl.zeros([COLUMNS], dtype=accumulate)
@@ -215,7 +215,7 @@ def hub_backward(
     accumulate = costs.dtype.element_ty
     lam = whole_number(lam, lam_rest, accumulate)
     columns = tl.arange(0, COLUMNS)
-    mask = (columns < num_clusters) & (size > 0)
+    mask = (columns < num_clusters) & (size + tl.zeros_like(columns) > 0)
     count = tl.maximum(size, 1).to(accumulate)
     history = potentials + segment * num_iters * num_clusters + columns
     grad_g = tl.zeros([COLUMNS], dtype=accumulate)
@@ -343,10 +343,10 @@ def hub_pair_rows(
     channel, has = channels(num_channels, FEATURES)
     segment = tl.load(hubs + hub).to(tl.int64)
     size = tl.load(rowptr + segment + 1) - tl.load(rowptr + segment)
-    near_pull, used = tile_sum(partial, pointer, hub, 0, 2, num_channels, channel, has, ACC, M)
+    near_pull, tiles = tile_sum(partial, pointer, hub, 0, 2, num_channels, channel, has, ACC, M)
     far_pull, _ = tile_sum(partial, pointer, hub, 1, 2, num_channels, channel, has, ACC, M)
-    mask = has & used
-    root = tl.load(scale_root + segment, mask=used, other=0.0)
+    mask = has & (tiles + tl.zeros_like(channel) > 0)
+    root = tl.load(scale_root + segment)
     place = segment
     if FRESH:
         place = hub.to(tl.int64)

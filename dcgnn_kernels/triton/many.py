@@ -211,7 +211,11 @@ def many_backward(
     for back in range(num_iters):
         step = num_iters - 1 - back
         after = tl.load(history + step * num_clusters, mask=mask, other=0.0)
-        before = tl.load(history + (step - 1) * num_clusters, mask=mask & (step > 0), other=0.0)
+        before = tl.load(
+            history + (step - 1) * num_clusters,
+            mask=mask & (step + tl.zeros_like(columns) > 0)[None, :],
+            other=0.0,
+        )
         f = row_potential(logits, before, valid, inside, size)
         soft = masked_exp(logits + f[:, :, None] + after[:, None, :], valid)
         moved = tl.zeros_like(cost)

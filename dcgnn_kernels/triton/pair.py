@@ -345,7 +345,7 @@ def grad_of_logits(logits, grad_p, grad_q, inside, size, history, num_iters, liv
             here = last - 2 * back
             g_after = tl.load(here, mask=live, other=0.0)
             h_after = tl.load(here + 1, mask=live, other=0.0)
-            earlier = live & (back < num_iters - 1)
+            earlier = live & (back + tl.zeros_like(size) < num_iters - 1)
             g = tl.load(here - 2, mask=earlier, other=0.0)
             h = tl.load(here - 1, mask=earlier, other=0.0)
             x = logits + (g - h)[:, None]

@@ -1,12 +1,12 @@
-r"""A model, not a measurement: bytes and flops of every kernel from a graph's degrees, and the time they need.
+r"""A model, not a measurement: bytes and flops of every kernel from a graph's degrees, and the time of these.
 
 **What is counted.** Rows that are gathered, by table; index arrays, scratch and outputs that are streamed;
 floating point operations. A gathered number smaller than a memory sector (32 bytes) costs a sector.
 
-**What a GPU could reach.** Everything passes through L2. A table that fits into the L2 cache is read from DRAM
-once; of a larger one, the share that does not fit is missed by every gather. The time of a kernel is the largest
-of DRAM bytes, L2 bytes and flops over the GPU's rate for each. Launches, latencies and imbalance are not in it:
-it is a bound from below, for our kernels and for the layers that they are compared with alike.
+**What a GPU could reach.** Everything passes through L2. A table that fits into the L2 cache is read from
+DRAM once; of a larger one, the share that does not fit is missed by every gather. The time of a kernel is the
+largest of DRAM bytes, L2 bytes and flops over the GPU's rate for each. Launches, latencies and imbalance are
+not in it: it is a bound from below, for our kernels and for the layers that they are compared with alike.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class Layer:
         return [self.linear(), *self._messages()]
 
     def gat_unfused(self) -> list[Kernel]:
-        """PyG's GATConv, one head: scores of nodes, then ten passes over the edges' scores for the softmax."""
+        """PyG's GATConv, one head: scores of nodes, then ten passes over the edges' scores (softmax)."""
         streamed = 2 * self.table + 4 * self.nodes * self.item
         scores = Kernel("scores", (), streamed, 4.0 * self.nodes * self.num_channels)
         softmax = Kernel(

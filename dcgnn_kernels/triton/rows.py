@@ -154,9 +154,9 @@ def finish_update(
     """node_update of a hub from the sums of its tiles."""
     hub = tl.program_id(0)
     channel, has = channels(num_channels, FEATURES)
-    total, used = tile_sum(partial, pointer, hub, 0, 1, num_channels, channel, has, ACC, M)
+    total, tiles = tile_sum(partial, pointer, hub, 0, 1, num_channels, channel, has, ACC, M)
     node = tl.load(hubs + hub + tl.arange(0, 1)).to(tl.int64)
-    size = tl.where(used, 1, 0) + tl.arange(0, 1)
+    size = tiles + tl.arange(0, 1)
     result = updated(
         total[None, :], node, size, channel, has, x, x_factor, global_assign, global_message, global_factor,
         local_factor, num_channels, num_global, ACTIVATION,
@@ -435,7 +435,7 @@ def group_gather(
 def tile_sum(
     partial, pointer, hub, row, num_rows, num_channels, channel, has, ACC: tl.constexpr, M: tl.constexpr
 ):
-    """The sum of row ``row`` of all tiles of a hub, ``[F]``, and whether it has any."""
+    """The sum of row ``row`` of all tiles of a hub, ``[F]``, and how many there are."""
     begin = tl.load(pointer + hub)
     end = tl.load(pointer + hub + 1)
     total = tl.zeros_like(channel).to(ACC)
@@ -444,7 +444,7 @@ def tile_sum(
         place = (tiles * num_rows + row)[:, None] * num_channels + channel[None, :]
         values = tl.load(partial + place, mask=(tiles < end)[:, None] & has[None, :], other=0.0)
         total += tl.sum(values, 0)
-    return total, end > begin
+    return total, end - begin
 
 
 @triton.jit
@@ -469,12 +469,12 @@ def reduce_tiles(
     hub = tl.program_id(0) // num_rows
     row = tl.program_id(0) % num_rows
     channel, has = channels(num_channels, FEATURES)
-    total, any_tile = tile_sum(partial, pointer, hub, row, num_rows, num_channels, channel, has, ACC, M)
+    total, tiles = tile_sum(partial, pointer, hub, row, num_rows, num_channels, channel, has, ACC, M)
     segment = tl.load(hubs + hub).to(tl.int64)
     total = total * gain
     if FACTOR:
         total = total * tl.load(factor + segment)
-    mask = has & any_tile
+    mask = has & (tiles + tl.zeros_like(channel) > 0)
     if ADD:
         total += tl.load(addend + segment * num_channels + channel, mask=mask, other=0.0).to(ACC)
     place = segment
