@@ -27,7 +27,7 @@ def _interpreted():
         yield
 
 
-@pytest.fixture(params=["whole", "tiled"])
+@pytest.fixture(params=["tiled", "whole"])
 def shape(request, monkeypatch):
     if request.param == "tiled":
         small_tiles(monkeypatch)
@@ -136,7 +136,7 @@ def test_global_sinkhorn(shape, num_global, num_iters, cost_scale, dtype):
     )
 
 
-@settings(max_examples=40 if FULL else 5)
+@settings(max_examples=40 if FULL else 3)
 @given(
     case=random_graphs(),
     num_local=st.integers(1, 4),
@@ -175,7 +175,7 @@ def test_gradcheck(shape, num_local, num_iters, cost_scale):
     torch.autograd.gradcheck(layer, (z.requires_grad_(), centroids.requires_grad_()), fast_mode=True)
 
 
-def test_gradcheck_of_the_global_problem(shape):
+def test_gradcheck_of_the_global_problem():
     z, centroids = random_inputs(9, 4, 3, CPU)
     torch.autograd.gradcheck(
         lambda z, c: dcgnn_kernels.global_sinkhorn(z, c, 0.7, 3, "max"),
@@ -188,7 +188,7 @@ def test_one_gradient_alone(shape):
     """An output that is not used has no gradient."""
     graph = EgoGraph.from_edge_index(*awkward())
     z, centroids = random_inputs(graph.num_nodes, 3, 4, CPU)
-    for count in (2, 3):
+    for count in (2, 3) if FULL else (2,):
         for output in (0, 1):
             compare_with_reference(
                 lambda z, c, o=output: dcgnn_kernels.local_sinkhorn(z, c, graph, 0.7, 2, "max")[o],
