@@ -114,6 +114,48 @@ def test_plan_of_a_captured_graph_is_not_kept(monkeypatch):
     assert plan.plan_of(graph.rowptr, graph.num_slots).exact
 
 
+def test_tiles_made_during_a_capture_are_not_kept(monkeypatch):
+    sizes = degrees()
+    made = plan.Plan(pointer_of(sizes), int(sizes.sum()))
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "capturing", lambda tensor: True)
+        bounded = made.tiles(64, 32)
+    exact = made.tiles(64, 32)
+    assert bounded.num_tiles > exact.num_tiles
+    assert made.tiles(64, 32) is exact
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "capturing", lambda tensor: True)
+        assert made.tiles(64, 32) is exact  # what is known is used
+
+
+def test_memory_of_a_plan_is_told_to_other_streams():
+    """Stand-ins for the device's objects: each array is recorded on the current stream unless that made it."""
+
+    class Array:
+        def __init__(self):
+            self.recorded = []
+
+        def record_stream(self, stream):
+            self.recorded.append(stream)
+
+    class Pointer:
+        is_cuda = True
+        device = "cuda:1"
+
+    made = plan.Plan.__new__(plan.Plan)
+    made.pointer = Pointer()
+    here, there = Array(), Array()
+    made._made_on = [("first", (here,)), ("second", (there,))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "current_stream", lambda device: {"cuda:1": "second"}[device])
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        made.used_on_current_stream()
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        made.used_on_current_stream()
+    assert here.recorded == ["second"]
+    assert there.recorded == []
+
+
 @pytest.mark.parametrize("tiled", [False, True])
 def test_bounds_instead_of_counts_give_the_same_bits(tiled, monkeypatch):
     if tiled:

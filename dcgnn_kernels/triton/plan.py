@@ -57,6 +57,10 @@ class Tiles:
     end: Tensor  # [tiles] past the last slot; equal to begin in padding
     pointer: Tensor  # [H + 1] tiles of each hub
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All arrays."""
+        return (self.hubs, self.hub_of_tile, self.segment_of_tile, self.begin, self.end, self.pointer)
+
     @property
     def num_hubs(self) -> int:
         """Number of hubs, or an upper bound."""
@@ -88,7 +92,7 @@ class Plan:
         self.bounds = torch.searchsorted(ordered, edges).to(torch.int32)
         self.counts = self._counts()
         self._tiles: dict[tuple[int, int], Tiles] = {}
-        self._stream = wait(pointer) if self.exact else None
+        self._made_on = [(wait(pointer), (self.order, self.bounds))] if self.exact else []
 
     def _counts(self) -> list[int]:
         if self.exact:
@@ -122,19 +126,23 @@ class Plan:
         if count == 0:
             return None
         key = (first, length)
-        if key not in self._tiles:
-            self._tiles[key] = self._cut(count, class_limit(first - 1), length)
-            if self.exact:
-                wait(self.pointer)
-        return self._tiles[key]
+        known = self._tiles.get(key)
+        if known is not None:
+            return known
+        exact = self.exact and not capturing(self.pointer)
+        tiles = self._cut(count, class_limit(first - 1), length, exact)
+        if exact:
+            self._made_on.append((wait(self.pointer), tiles.tensors()))
+            self._tiles[key] = tiles
+        return tiles
 
-    def _cut(self, count: int, limit: int, length: int) -> Tiles:
+    def _cut(self, count: int, limit: int, length: int, exact: bool) -> Tiles:
         hubs = self.order[self.num_segments - count :].long()
         begins, ends = self.pointer[hubs].long(), self.pointer[hubs + 1].long()
         sizes = ends - begins
         tiles = torch.where(sizes > limit, (sizes + length - 1) // length, 0)
         pointer = torch.cat([tiles.new_zeros(1), tiles.cumsum(0)])
-        number = int(pointer[-1]) if self.exact else count + self.num_slots // length
+        number = int(pointer[-1]) if exact else count + self.num_slots // length
         index = torch.arange(number, device=hubs.device)
         hub_of_tile = torch.searchsorted(pointer, index, right=True).sub_(1).clamp_(max=count - 1)
         begin = begins[hub_of_tile] + (index - pointer[hub_of_tile]) * length
@@ -143,16 +151,13 @@ class Plan:
         return Tiles(hubs, hub_of_tile, hubs[hub_of_tile], begin, end, pointer)
 
     def used_on_current_stream(self) -> Plan:
-        """Tells the allocator that another stream than the one that built the plan reads it."""
-        if self._stream is not None:
+        """Tells the allocator where a stream reads what another one built."""
+        if self.pointer.is_cuda and not capturing(self.pointer):
             current = torch.cuda.current_stream(self.pointer.device)
-            if current != self._stream:
-                tensors = [self.order, self.bounds]
-                for tiles in self._tiles.values():
-                    tensors += [tiles.hubs, tiles.hub_of_tile, tiles.segment_of_tile]
-                    tensors += [tiles.begin, tiles.end, tiles.pointer]
-                for tensor in tensors:
-                    tensor.record_stream(current)
+            for stream, tensors in self._made_on:
+                if stream != current:
+                    for tensor in tensors:
+                        tensor.record_stream(current)
         return self
 
 
