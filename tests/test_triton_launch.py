@@ -129,7 +129,7 @@ def test_tiles_made_during_a_capture_are_not_kept(monkeypatch):
 
 
 def test_memory_of_a_plan_is_told_to_other_streams():
-    """Stand-ins for the device's objects: each array is recorded on the current stream unless that made it."""
+    """Stand-ins for the device's objects: an array is recorded on the current stream unless that made it."""
 
     class Array:
         def __init__(self):

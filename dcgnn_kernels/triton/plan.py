@@ -92,7 +92,9 @@ class Plan:
         self.bounds = torch.searchsorted(ordered, edges).to(torch.int32)
         self.counts = self._counts()
         self._tiles: dict[tuple[int, int], Tiles] = {}
-        self._made_on = [(wait(pointer), (self.order, self.bounds))] if self.exact else []
+        self._made_on: list[tuple[torch.cuda.Stream | None, tuple[Tensor, ...]]] = []
+        if self.exact:
+            self._made_on.append((wait(pointer), (self.order, self.bounds)))
 
     def _counts(self) -> list[int]:
         if self.exact:
