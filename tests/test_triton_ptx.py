@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton", reason="the package triton is not installed")
 
 from emulation import triton_ptx
-from test_ops import compare_with_reference, random_inputs
+from test_ops import compare_with_reference, random_inputs, values_and_grads
 from triton_cases import FULL, mixed, node_update_inputs, on_cpu, only_full, small_tiles
 
 import dcgnn_kernels
@@ -120,3 +120,17 @@ def test_global_sinkhorn(executed, monkeypatch, dtype, num_global, num_iters, co
         (z, centroids[0]),
         dtype,
     )
+
+
+def test_bits_do_not_depend_on_which_lane_or_warp_is_first():
+    """Lanes that hold copies of a sum all write it to shared memory; a seed draws who wins."""
+    graph = mixed()
+    z, _ = random_inputs(graph.num_nodes, 2, 16, CPU, torch.float32)
+    results = []
+    for seed in (1, 2):
+        with on_cpu(lambda seed=seed: triton_ptx.emulate(arch=80, seed=seed)):
+            results.append(
+                values_and_grads(lambda z: dcgnn_kernels.local_sinkhorn(z, None, graph, 0.7, 2, "max"), (z,))
+            )
+    for left, right in zip(*(values + grads for values, grads in results), strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=0)
