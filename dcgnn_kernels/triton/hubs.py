@@ -231,7 +231,8 @@ def hub_backward(
             place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
             logits = block_logits(costs, place, valid, scale, lam)
             f = row_potential(logits, g, valid, size)
-            share = tl.exp(tl.where(valid, logits + f[:, None] + g[None, :], -float("inf")))
+            # In the order in which f was summed up: rounding then keeps it a softmax, whatever the size.
+            share = tl.exp(tl.where(valid, (logits + g[None, :]) + f[:, None], -float("inf")))
             other = tl.sum(share, 1)[:, None] - share
             grad = tl.load(grads + place, mask=valid, other=0.0)
             product = tl.where(inside, tl.sum(tl.where(near, share * other, 0.0), 1) * count, 0.0)
@@ -242,7 +243,8 @@ def hub_backward(
             place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)
             logits = block_logits(costs, place, valid, scale, lam)
             f = row_potential(logits, g, valid, size)
-            share = tl.exp(tl.where(valid, logits + f[:, None] + g[None, :], -float("inf")))
+            # In the order in which f was summed up: rounding then keeps it a softmax, whatever the size.
+            share = tl.exp(tl.where(valid, (logits + g[None, :]) + f[:, None], -float("inf")))
             other = tl.sum(share, 1)[:, None] - share
             grad = tl.load(grads + place, mask=valid, other=0.0)
             product = tl.where(inside, tl.sum(tl.where(near, share * other, 0.0), 1) * count, 0.0)
