@@ -163,9 +163,9 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
   const T* grad = static_cast<const T*>(call.grad);
   const A* ego_factor = factors<A>(update.ego_factor);
   const A* local_factor = factors<A>(update.local_factor);
-  const auto solve = [&](const Executor& blocks, Memory<A>& memory, int64_t* next, int64_t ego) {
+  const auto solve = [&](const Executor& blocks, Memory<A>& memory, int64_t ego) {
     const int64_t begin = rowptr[ego], end = rowptr[ego + 1];
-    const GatheredRows<T> rows{grad, channels, member, graph.num_slots, begin, end - begin, next};
+    const GatheredRows<T> rows{grad, channels, member, graph.num_slots, begin};
     const A weight = ego_factor == nullptr ? A(1) : ego_factor[ego];
     backward_blocks<T>(
         blocks, memory, rows, end - begin, num_clusters,
@@ -178,16 +178,12 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
         static_cast<T*>(call.grad_clusters) + ego * num_clusters * channels);
   };
   const SerialExecutor serial;
-  struct State {
-    Memory<A> memory;
-    int64_t next = 0;
-  };
   for_each_segment(
-      rowptr, graph.num_nodes, executor, [] { return State{}; },
-      [&](State& state, int64_t ego) { solve(serial, state.memory, &state.next, ego); },
+      rowptr, graph.num_nodes, executor, [] { return Memory<A>{}; },
+      [&](Memory<A>& memory, int64_t ego) { solve(serial, memory, ego); },
       [&](int64_t ego) {
         Memory<A> memory;
-        solve(executor, memory, nullptr, ego);
+        solve(executor, memory, ego);
       });
   if (update.x == nullptr) return;
 

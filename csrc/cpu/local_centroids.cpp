@@ -35,7 +35,7 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
   const IndexArray rowptr = graph.rowptr;
   const IndexArray member = graph.member;
   const T* z = static_cast<const T*>(call.z);
-  const GatheredRows<T> all_rows{z, channels, member, graph.num_slots, 0, graph.num_slots, nullptr};
+  const GatheredRows<T> all_rows{z, channels, member, graph.num_slots, 0};
 
   // The sum of every group over the slots [begin, end) of an ego; K = 1 has one group, the whole
   // ego.

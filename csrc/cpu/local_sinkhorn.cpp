@@ -17,8 +17,8 @@ struct Egos {
   IndexArray rowptr = graph.rowptr, member = graph.member;
 
   int64_t size(int64_t ego) const { return rowptr[ego + 1] - rowptr[ego]; }
-  GatheredRows<T> rows(const T* z, int64_t channels, int64_t ego, int64_t* next) const {
-    return {z, channels, member, graph.num_slots, rowptr[ego], size(ego), next};
+  GatheredRows<T> rows(const T* z, int64_t channels, int64_t ego) const {
+    return {z, channels, member, graph.num_slots, rowptr[ego]};
   }
   // Members ascend, so that halving finds the ego's own place.
   int64_t own_row(int64_t ego) const {
@@ -33,20 +33,15 @@ struct Egos {
     if (centroids != nullptr) return {centroids + ego * 2 * channels, nullptr, 0};
     return {nullptr, z + ego * channels, own_row(ego)};
   }
-  // solve(solver, ego, next) for every ego, with solvers of this type; next: see GatheredRows.
+  // solve(solver, ego) for every ego, with solvers of this type.
   template <class Solver, class Solve>
   void for_each(const Transport& transport, const Executor& executor, const Solve& solve) const {
-    struct State {
-      Solver solver;
-      int64_t next = 0;
-    };
     const SerialExecutor serial;
     for_each_segment(
-        rowptr, graph.num_nodes, executor, [&] { return State{Solver(transport, serial)}; },
-        [&](State& state, int64_t ego) { solve(state.solver, ego, &state.next); },
+        rowptr, graph.num_nodes, executor, [&] { return Solver(transport, serial); }, solve,
         [&](int64_t ego) {
           Solver solver(transport, executor);
-          solve(solver, ego, nullptr);
+          solve(solver, ego);
         });
   }
 };
@@ -62,23 +57,21 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
   const T* z = static_cast<const T*>(call.z);
   const T* centroids = static_cast<const T*>(call.centroids);
   std::atomic<bool> finite{true};
-  const auto solve = [&](auto& solver, int64_t ego, int64_t* next, const auto& start) {
-    const bool ok = solver.forward(egos.rows(z, channels, ego, next), egos.size(ego), start,
+  const auto solve = [&](auto& solver, int64_t ego, const auto& start) {
+    const bool ok = solver.forward(egos.rows(z, channels, ego), egos.size(ego), start,
                                    static_cast<T*>(call.assign) + egos.rowptr[ego] * clusters,
                                    static_cast<T*>(call.clusters) + ego * width,
                                    static_cast<A*>(call.potentials) + ego * steps * clusters);
     if (!ok) finite.store(false, std::memory_order_relaxed);
   };
   if (clusters == 2) {
-    egos.template for_each<PairSolver<T>>(
-        transport, executor, [&](auto& solver, int64_t ego, int64_t* next) {
-          solve(solver, ego, next, egos.start(z, centroids, channels, ego));
-        });
+    egos.template for_each<PairSolver<T>>(transport, executor, [&](auto& solver, int64_t ego) {
+      solve(solver, ego, egos.start(z, centroids, channels, ego));
+    });
   } else {
-    egos.template for_each<TransportSolver<T>>(transport, executor,
-                                               [&](auto& solver, int64_t ego, int64_t* next) {
-                                                 solve(solver, ego, next, centroids + ego * width);
-                                               });
+    egos.template for_each<TransportSolver<T>>(transport, executor, [&](auto& solver, int64_t ego) {
+      solve(solver, ego, centroids + ego * width);
+    });
   }
   return finite.load();
 }
@@ -111,18 +104,17 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
   T* table = static_cast<T*>(call.table);
   T* grad_z = static_cast<T*>(call.grad_z);  // at first what a fresh ego's own row gets
   const bool fresh = centroids == nullptr;
-  egos.template for_each<PairSolver<T>>(
-      transport, executor, [&](auto& solver, int64_t ego, int64_t* next) {
-        const int64_t begin = egos.rowptr[ego];
-        solver.backward(egos.rows(z, channels, ego, next), egos.size(ego),
-                        egos.start(z, centroids, channels, ego),
-                        static_cast<const A*>(call.potentials) + ego * steps * 2,
-                        grad_assign == nullptr ? nullptr : grad_assign + begin * 2,
-                        grad_clusters == nullptr ? nullptr : grad_clusters + ego * 2 * channels,
-                        coefficients + begin * width, table + ego * kPairRows * channels,
-                        fresh ? nullptr : static_cast<T*>(call.grad_centroids) + ego * 2 * channels,
-                        grad_z + ego * channels);
-      });
+  egos.template for_each<PairSolver<T>>(transport, executor, [&](auto& solver, int64_t ego) {
+    const int64_t begin = egos.rowptr[ego];
+    solver.backward(egos.rows(z, channels, ego), egos.size(ego),
+                    egos.start(z, centroids, channels, ego),
+                    static_cast<const A*>(call.potentials) + ego * steps * 2,
+                    grad_assign == nullptr ? nullptr : grad_assign + begin * 2,
+                    grad_clusters == nullptr ? nullptr : grad_clusters + ego * 2 * channels,
+                    coefficients + begin * width, table + ego * kPairRows * channels,
+                    fresh ? nullptr : static_cast<T*>(call.grad_centroids) + ego * 2 * channels,
+                    grad_z + ego * channels);
+  });
   const T* first_centroids = fresh ? z : centroids;
   const int64_t first_stride = fresh ? channels : 2 * channels;
   gather_nodes<T>(
@@ -157,16 +149,15 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   const T* grad_assign = static_cast<const T*>(call.grad_assign);
   const T* grad_clusters = static_cast<const T*>(call.grad_clusters);
   A* coefficients = static_cast<A*>(call.coefficients);
-  egos.template for_each<TransportSolver<T>>(
-      transport, executor, [&](auto& solver, int64_t ego, int64_t* next) {
-        const int64_t begin = egos.rowptr[ego];
-        solver.backward(egos.rows(z, channels, ego, next), egos.size(ego), centroids + ego * width,
-                        static_cast<const A*>(call.potentials) + ego * steps * clusters,
-                        grad_assign == nullptr ? nullptr : grad_assign + begin * clusters,
-                        grad_clusters == nullptr ? nullptr : grad_clusters + ego * width,
-                        coefficients + begin * 2 * clusters,
-                        static_cast<T*>(call.grad_centroids) + ego * width);
-      });
+  egos.template for_each<TransportSolver<T>>(transport, executor, [&](auto& solver, int64_t ego) {
+    const int64_t begin = egos.rowptr[ego];
+    solver.backward(egos.rows(z, channels, ego), egos.size(ego), centroids + ego * width,
+                    static_cast<const A*>(call.potentials) + ego * steps * clusters,
+                    grad_assign == nullptr ? nullptr : grad_assign + begin * clusters,
+                    grad_clusters == nullptr ? nullptr : grad_clusters + ego * width,
+                    coefficients + begin * 2 * clusters,
+                    static_cast<T*>(call.grad_centroids) + ego * width);
+  });
   gather_nodes<T>(
       egos.graph, channels, executor,
       [=](int64_t ego, int64_t slot) {

@@ -60,80 +60,42 @@ DCGNN_INLINE void for_each_slice(int64_t channels, const Visit& visit) {
   if (first < channels) visit(TailSlice<A>{first, static_cast<int>(channels - first)});
 }
 
-// One line in four: the processor fetches the neighbours by itself, and asking for all of them
-// takes the slots of other rows.
 template <class T>
 DCGNN_INLINE void prefetch_row(const T* row, int64_t count) {
   const char* bytes = reinterpret_cast<const char*>(row);
   const int64_t size = count * static_cast<int64_t>(sizeof(T));
-  for (int64_t b = 0; b < size; b += 256) __builtin_prefetch(bytes + b);
+  for (int64_t b = 0; b < size; b += 64) __builtin_prefetch(bytes + b);
 }
 
 // A random row costs a cache miss or two; asking for it this many rows ahead hides most of it.
 constexpr int64_t kPrefetchRows = 12;
-// Rows of the next segment that are asked for while this one is in the cache.
-constexpr int64_t kPrefetchNext = 512;
 
-// Rows named by the entries begin .. begin + count - 1 of an index array. The first visit to a
-// segment asks for rows ahead of itself, into the next segments; later visits find them in the
-// cache and use the time to ask for the rows of the next segment. `next` remembers up to which
-// entry rows were asked for; null where threads share the segment.
+// Rows named by the entries begin, begin + 1, ... of an index array of index_end entries.
+// Prefetching may run past the last row of a visit, into the next ego's.
 template <class T>
 struct GatheredRows {
   using Storage = T;
   const T* base;
   int64_t channels;
   IndexArray index;
-  int64_t begin, segment_end, index_end;
-  int64_t* next;
-
-  GatheredRows(const T* base_, int64_t channels_, IndexArray index_, int64_t index_end_,
-               int64_t begin_, int64_t count, int64_t* next_)
-      : base(base_),
-        channels(channels_),
-        index(index_),
-        begin(begin_),
-        segment_end(begin_ + count),
-        index_end(index_end_),
-        next(next_) {
-    if (next != nullptr && *next < begin) *next = begin;
-  }
+  int64_t index_end;
+  int64_t begin;
 
   DCGNN_INLINE const T* row(int64_t k) const { return base + index[begin + k] * channels; }
-  // In the first visit, at row k.
   DCGNN_INLINE void prefetch(int64_t k) const {
-    const int64_t ahead = begin + k + kPrefetchRows;
-    if (next == nullptr) {
-      if (ahead < index_end) fetch(ahead);
-    } else {
-      for (const int64_t last = ahead < index_end ? ahead : index_end - 1; *next <= last; ++*next) {
-        fetch(*next);
-      }
-    }
+    const int64_t ahead = k + kPrefetchRows;
+    if (begin + ahead < index_end) prefetch_row(row(ahead), channels);
   }
-  // In a later visit, at any row.
-  DCGNN_INLINE void prefetch_next() const {
-    if (next == nullptr || *next - segment_end >= kPrefetchNext || *next >= index_end) return;
-    fetch(*next);
-    ++*next;
-  }
-  GatheredRows from(int64_t k) const {
-    GatheredRows rows = *this;
-    rows.begin += k;
-    return rows;
-  }
-
- private:
-  DCGNN_INLINE void fetch(int64_t entry) const {
-    prefetch_row(base + index[entry] * channels, channels);
-  }
+  GatheredRows from(int64_t k) const { return {base, channels, index, index_end, begin + k}; }
 };
 
 // The rows 0 .. count - 1.
 template <class T>
 GatheredRows<T> consecutive_rows(const T* base, int64_t channels, int64_t count) {
-  return {base, channels, IndexArray{}, count, 0, count, nullptr};
+  return {base, channels, IndexArray{}, count, 0};
 }
+
+// The visits below take their rows by value: a copy of their own stays in registers.
 
 // Sums over the channels of a row z, with kVectors vectors of the same width:
 template <int NC>
@@ -176,7 +138,7 @@ struct CentredSquareAndDot {  // |z - a_0|^2 and (z - a_0) . a_1
 // instructions, the last row repeated, so that equal rows give equal bits wherever they stand; a
 // column has room for a count rounded up to kPaddedRows.
 template <class Sums, bool kPrefetch, class Rows, class V, class A>
-void reduce_rows(const Rows& rows, int64_t count, const V* vectors, A* out, int64_t stride) {
+void reduce_rows(const Rows rows, int64_t count, const V* vectors, A* out, int64_t stride) {
   constexpr int NC = Sums::kSums, kRows = 8 / NC;
   const int64_t channels = rows.channels;
   if (channels == 0) {
@@ -196,7 +158,7 @@ void reduce_rows(const Rows& rows, int64_t count, const V* vectors, A* out, int6
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const int64_t index = k + r < count ? k + r : count - 1;
-        if (slice.first == 0) kPrefetch ? rows.prefetch(index) : rows.prefetch_next();
+        if (kPrefetch && slice.first == 0) rows.prefetch(index);
         const auto* row = rows.row(index);
         Vec<A> own[NC] = {};
         for (int v = 0; v < NV; ++v) Sums::add(own, slice.load(row, v), fixed[v]);
@@ -237,7 +199,7 @@ void reduce_rows_by_all(const Rows& rows, int64_t count, const V* vectors, int64
 
 // sums = rows 0 .. count - 1 without the one at `skip`.
 template <class Rows, class A>
-void sum_rows(const Rows& rows, int64_t count, int64_t skip, A* sums) {
+void sum_rows(const Rows rows, int64_t count, int64_t skip, A* sums) {
   for_each_slice<A, kVectorRegisters / 4>(rows.channels, [&](auto slice) {
     constexpr int NV = decltype(slice)::kVectors;
     Vec<A> acc[NV] = {};
@@ -253,7 +215,7 @@ void sum_rows(const Rows& rows, int64_t count, int64_t skip, A* sums) {
 // sums[c * F + f] = sum_k weights[c * stride + k] (row_k[f] - centres[c * F + f]); not kCentred:
 // centres 0.
 template <int NC, bool kCentred, class Rows, class V, class A>
-void weighted_sums(const Rows& rows, int64_t count, const A* weights, int64_t stride,
+void weighted_sums(const Rows rows, int64_t count, const A* weights, int64_t stride,
                    const V* centres, A* sums) {
   const int64_t channels = rows.channels;
   constexpr int kMax = kVectorRegisters / 4;
@@ -261,7 +223,6 @@ void weighted_sums(const Rows& rows, int64_t count, const A* weights, int64_t st
     constexpr int NV = decltype(slice)::kVectors;
     Vec<A> acc[NC][NV] = {};
     for (int64_t k = 0; k < count; ++k) {
-      if (slice.first == 0) rows.prefetch_next();
       const auto* row = rows.row(k);
       for (int v = 0; v < NV; ++v) {
         const Vec<A> z = slice.load(row, v);
