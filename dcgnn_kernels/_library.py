@@ -27,7 +27,15 @@ def define(schema: str, *, fallback: Callable[..., Any], fake: Callable[..., Any
 
 
 def define_autograd(name: str, setup_context: Callable[..., None], backward: Callable[..., Any]) -> None:
-    torch.library.register_autograd(name, backward, setup_context=setup_context, lib=LIBRARY)
+    def without_autocast(ctx: Any, *grads: Any) -> Any:
+        """The backward of a float32 op is float32, also where the user calls it inside autocast."""
+        device = next((grad.device.type for grad in grads if isinstance(grad, torch.Tensor)), "cpu")
+        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+            return backward(ctx, *grads)
+        with torch.autocast(device, enabled=False):
+            return backward(ctx, *grads)
+
+    torch.library.register_autograd(name, without_autocast, setup_context=setup_context, lib=LIBRARY)
 
 
 def forbid_double_backward(name: str) -> None:

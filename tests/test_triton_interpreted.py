@@ -240,6 +240,26 @@ def test_nan_is_passed_on():
     assert not bool(leaf.isnan().any())
 
 
+def test_backward_inside_autocast_is_that_outside():
+    """Dense products of the backward ops are torch's: autocast must not round them."""
+    graph = EgoGraph.from_edge_index(*star(6))
+    inputs, factors = node_update_inputs(graph, 3, 2, 4)
+    x, _, centroids, assign, message = (tensor.float() for tensor in inputs)
+
+    def grads(enabled: bool) -> list[torch.Tensor]:
+        leaves = [tensor.clone().requires_grad_() for tensor in (x, centroids, message)]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            share, clusters = dcgnn_kernels.global_sinkhorn(leaves[0], leaves[1], 0.7)
+            out = dcgnn_kernels.node_update(
+                leaves[0], share, clusters, assign, leaves[2], graph, activation="none", **factors
+            )
+            out.square().sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    for inside, outside in zip(grads(True), grads(False), strict=True):
+        torch.testing.assert_close(inside, outside)
+
+
 def test_strided_inputs():
     graph = mixed()
     z, centroids = random_inputs(graph.num_nodes, 2, 6, CPU)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import subprocess
 import sys
 import weakref
@@ -94,22 +95,27 @@ def test_a_plan_belongs_to_its_array_and_dies_with_it():
     assert plan.plan_of(graph.rowptr, graph.num_slots) is first
     assert plan.plan_of(graph.colptr, graph.num_slots) is first  # undirected
     assert plan.plan_of(graph.rowptr.clone(), graph.num_slots) is not first
-    gone = weakref.ref(first)
-    del first
-    assert gone() is not None
     graph.rowptr.add_(0)  # another version
-    assert plan.plan_of(graph.rowptr, graph.num_slots) is not gone()
+    second = plan.plan_of(graph.rowptr, graph.num_slots)
+    assert second is not first
     with torch.inference_mode():
         inference = graph.rowptr.clone()
         assert plan.plan_of(inference, graph.num_slots) is plan.plan_of(inference, graph.num_slots)
+    plans, pointers = weakref.ref(second), weakref.ref(graph.rowptr)
+    del first, second
+    gc.collect()
+    assert plans() is not None
     del graph
-    assert gone() is None
+    gc.collect()
+    assert plans() is None
+    assert pointers() is None
 
 
 def test_plan_of_a_captured_graph_is_not_kept(monkeypatch):
     graph = EgoGraph.from_edge_index(*star(20))
     with monkeypatch.context() as patch:
         patch.setattr(plan, "capturing", lambda tensor: True)
+        patch.setattr(torch, "tensor", None)  # copies from the host are forbidden in a capture
         assert not plan.plan_of(graph.rowptr, graph.num_slots).exact
     assert plan.plan_of(graph.rowptr, graph.num_slots).exact
 
@@ -332,7 +338,7 @@ def test_empty_graphs_launch_nothing():
 def test_tuning_times_each_choice_once_and_keeps_the_best(monkeypatch):
     times = {4: 3.0, 8: 1.0, 2: 2.0}
     ran = []
-    monkeypatch.setattr(config, "tuning_allowed", lambda tensor: True)
+    monkeypatch.setattr(config, "tuning_wanted", lambda tensor: True)
     monkeypatch.setattr(config, "_chosen", {})
 
     def measure(run):
@@ -352,18 +358,36 @@ def test_tuning_times_each_choice_once_and_keeps_the_best(monkeypatch):
 
 def test_tuning_is_off_where_bits_or_captures_matter(monkeypatch):
     z = torch.zeros(2, 2)
-    assert not config.tuning_allowed(z)  # not on a GPU
+    assert not config.tuning_wanted(z)  # not on a GPU
     with FakeTensorMode():
         fake = torch.empty(2, 2, device="cuda")
-    monkeypatch.setattr(config, "capturing", lambda tensor: False)
-    assert not config.tuning_allowed(fake)  # deterministic algorithms: see conftest.py
+    assert not config.tuning_wanted(fake)  # deterministic algorithms: see conftest.py
     torch.use_deterministic_algorithms(False)
-    assert config.tuning_allowed(fake)
+    assert config.tuning_wanted(fake)
     monkeypatch.setenv("DCGNN_TUNE", "0")
-    assert not config.tuning_allowed(fake)
+    assert not config.tuning_wanted(fake)
     monkeypatch.delenv("DCGNN_TUNE")
+
+
+def test_a_capture_takes_what_was_chosen_before_and_times_nothing(monkeypatch):
+    monkeypatch.setattr(config, "tuning_wanted", lambda tensor: True)
     monkeypatch.setattr(config, "capturing", lambda tensor: True)
-    assert not config.tuning_allowed(fake)
+    monkeypatch.setattr(config, "measure", None)
+    choices = [config.Config(1, 16, warps) for warps in (4, 8)]
+    z, ran = torch.zeros(4, 8), []
+    monkeypatch.setattr(config, "_chosen", {("known", z.dtype, z.device): choices[1]})
+    config.launch(("known",), choices, z, ran.append)
+    config.launch(("unknown",), choices, z, ran.append)
+    assert ran == [choices[1], choices[0]]
+
+
+def test_a_choice_that_does_not_compile_is_not_chosen(monkeypatch):
+    from triton.runtime.errors import OutOfResources
+
+    def run():
+        raise OutOfResources(2, 1, "registers")
+
+    assert config.measure(run) == float("inf")
 
 
 @pytest.mark.parametrize("num_channels", [1, 64, 100, 1024, 5000])

@@ -134,3 +134,16 @@ def test_bits_do_not_depend_on_which_lane_or_warp_is_first():
             )
     for left, right in zip(*(values + grads for values, grads in results), strict=True):
         torch.testing.assert_close(left, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("num_local", [2, 3])
+def test_tiny_features_have_finite_gradients(executed, num_local):
+    """Squares of 1e-20 are subnormal in float32, which approximate instructions take for 0."""
+    graph = mixed()
+    z, _ = random_inputs(graph.num_nodes, 2, 8, CPU, torch.float32)
+    _, (grad,) = values_and_grads(
+        lambda z: dcgnn_kernels.local_sinkhorn(z, None, graph, 2.0, 2, "max", num_clusters=num_local),
+        (1e-20 * z,),
+    )
+    assert bool(torch.isfinite(grad).all())
+    assert bool((grad != 0).any())

@@ -6,6 +6,7 @@ shape of the tile, so that nothing is tuned when torch was asked for determinist
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,19 +102,23 @@ def gather_configs(limit: int, width: int, dtype: torch.dtype) -> list[Config]:
 _chosen: dict[tuple[object, ...], Config] = {}
 
 
-def tuning_allowed(tensor: Tensor) -> bool:
-    """On a GPU, outside of graph capture, unless bits must be repeatable or DCGNN_TUNE=0."""
+def tuning_wanted(tensor: Tensor) -> bool:
+    """On a GPU, unless bits must be repeatable or DCGNN_TUNE=0."""
     return (
         tensor.is_cuda
         and os.environ.get("DCGNN_TUNE", "1") != "0"
         and not torch.are_deterministic_algorithms_enabled()
-        and not capturing(tensor)
     )
 
 
 def measure(run: Callable[[], None]) -> float:
-    """Milliseconds of the quickest of a few runs, after one that compiles."""
-    run()
+    """Milliseconds of the quickest of a few runs, after one that compiles; infinite where that fails."""
+    from triton.errors import TritonError
+
+    try:
+        run()
+    except TritonError:  # a neighbour of the default that does not compile or fit
+        return math.inf
     times = []
     for _ in range(5):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -132,12 +137,15 @@ def launch(
 
     Kernels only write outputs that do not overlap their inputs, so that repeating them changes nothing.
     """
-    if not tuning_allowed(like):
+    if not tuning_wanted(like):
         run(configs[0])
         return
     key = (*key, like.dtype, like.device)
     config = _chosen.get(key)
     if config is None:
+        if capturing(like):
+            run(configs[0])
+            return
         times = [measure(lambda config=config: run(config)) for config in configs]  # type: ignore[misc]
         config = configs[times.index(min(times))]
         _chosen[key] = config

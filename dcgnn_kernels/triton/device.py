@@ -43,6 +43,13 @@ def sigmoid(x):
 
 
 @triton.jit
+def inverse_root(x):
+    """1 / sqrt(x) for any x > 0. The approximate square root of a GPU takes a subnormal number for 0."""
+    tiny = x < 1e-20
+    return tl.where(tiny, 1073741824.0, 1.0) / tl.sqrt(tl.where(tiny, x * 1152921504606846976.0, x))
+
+
+@triton.jit
 def log_sum_exp(values, inside, axis: tl.constexpr):
     """Over ``axis`` of the entries that are ``inside``; 0 where there are none."""
     shift = tl.max(tl.where(inside, values, -float("inf")), axis)

@@ -29,8 +29,9 @@ def _served_by_fallback(z: Tensor, centroids: Tensor, num_iters: int | None) -> 
 class _Problem:
     """The centred rows and centroids and their (unscaled) costs.
 
-    Everything is measured from the first centroid, which changes no distance: costs by dot products then keep
-    their digits wherever the points lie, and are exactly 0 where all points are equal.
+    Everything is measured from the first centroid, which changes no distance: a common offset then costs no
+    digits, and costs are exactly 0 where all points are equal. Costs by dot products have errors of about
+    eps times the largest squared distance from that centroid.
     """
 
     centre: Tensor  # [F]

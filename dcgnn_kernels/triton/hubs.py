@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dcgnn_kernels.triton.device import log_sum_exp, whole_number
+from dcgnn_kernels.triton.device import inverse_root, log_sum_exp, whole_number
 from dcgnn_kernels.triton.rows import channels, tile_sum
 
 
@@ -295,7 +295,7 @@ def hub_backward(
 
     # grad_scale = −Σ dM ⊙ M with dM = −λ dL and λ M = −L.
     grad_scale = -grad_scale
-    root = 1.0 / tl.sqrt(tl.where(scale == 0, 1.0, scale))
+    root = inverse_root(tl.where(scale == 0, 1.0, scale))
     tl.store(scale_root + segment, root, mask=size > 0)
     for chunk in range(0, size, B):
         place, valid, inside = entries(start, size, chunk, num_clusters, B, COLUMNS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dcgnn_kernels.triton.device import log_sum_exp, segments, whole_number
+from dcgnn_kernels.triton.device import inverse_root, log_sum_exp, segments, whole_number
 from dcgnn_kernels.triton.pair import member_rows
 
 
@@ -239,7 +239,7 @@ def many_backward(
             flat = num_clusters * place[None, :, None] + columns[None, None, :]
             grad += tl.where(flat == position[:, None, None], grad_scale[:, None, None], 0.0)
         grad = tl.where(valid & (scale != 0)[:, None, None], grad, 0.0)
-    root = 1.0 / tl.sqrt(tl.where(scale == 0, 1.0, scale))
+    root = inverse_root(tl.where(scale == 0, 1.0, scale))
 
     entry = weights + slot[:, :, None] * (2 * num_clusters) + columns[None, None, :]
     tl.store(entry, num_clusters * share, mask=valid)

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from dcgnn_kernels.triton.device import (
     first_maximum,
+    inverse_root,
     log_sigmoid,
     log_sum_exp,
     segments,
@@ -289,7 +290,7 @@ def pair_backward(
         flat = (scale == 0)[:, None]
         grad_p = tl.where(inside & (~flat), grad_p, 0.0)
         grad_q = tl.where(inside & (~flat), grad_q, 0.0)
-    root = 1.0 / tl.sqrt(tl.where(scale == 0, 1.0, scale))
+    root = inverse_root(tl.where(scale == 0, 1.0, scale))
 
     tl.store(weights + 4 * slot, 2.0 * share_p, mask=inside)
     tl.store(weights + 4 * slot + 1, 2.0 * share_q, mask=inside)

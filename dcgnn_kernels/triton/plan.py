@@ -76,15 +76,13 @@ class Plan:
     """Segments of a pointer array ``[N + 1]`` in ascending order of their size class."""
 
     def __init__(self, pointer: Tensor, num_slots: int) -> None:
-        self.pointer = pointer
+        self.pointer = pointer.detach()  # not the key of the dictionary of plans: that must be free to die
         self.num_slots = num_slots
         self.num_segments = pointer.size(0) - 1
         self.exact = not capturing(pointer)
-        limits = torch.tensor(
-            [class_limit(index) for index in range(NUM_CLASSES - 1)],
-            dtype=pointer.dtype,
-            device=pointer.device,
-        )
+        # Made on the device: a copy from the host is forbidden while a CUDA graph is captured.
+        steps = torch.arange(NUM_CLASSES - 1, dtype=torch.int64, device=pointer.device)
+        limits = (SMALLEST << steps).clamp(max=torch.iinfo(pointer.dtype).max).to(pointer.dtype)
         classes = torch.bucketize(pointer.diff(), limits)
         ordered, order = torch.sort(classes, stable=True)
         self.order = order.to(torch.int32) if self.num_segments < 2**31 else order
