@@ -11,6 +11,7 @@ Environment variables:
     TORCH_CUDA_ARCH_LIST  GPU architectures, as for torch, e.g. "8.0;9.0+PTX".
     DCGNN_WERROR  "1": a compiler warning in our code is an error (as in CI).
     CUDACXX, CUDA_HOME: where nvcc is, if not on PATH.
+    DCGNN_BUILD_DIR: a folder for CMake's files that stays, for quick rebuilds.
     CXX, CMAKE_BUILD_PARALLEL_LEVEL, CMAKE_ARGS: as CMake reads them.
 """
 
@@ -129,7 +130,9 @@ class CMakeBuild(build_ext):
             [sys.executable, "-m", "pybind11", "--cmakedir"], text=True
         ).strip()
         output = Path(self.get_ext_fullpath(ext.name)).resolve()
-        build_dir = Path(self.build_temp).resolve() / f"cmake-torch-{torch_version(torch_dir)}"
+        # Named by the caller, a build goes on where the last one stopped.
+        parent = Path(os.environ.get("DCGNN_BUILD_DIR") or self.build_temp).resolve()
+        build_dir = parent / f"cmake-torch-{torch_version(torch_dir)}"
         build_dir.mkdir(parents=True, exist_ok=True)
         configure = [
             "cmake",
