@@ -14,8 +14,8 @@ from dcgnn_kernels._library import define, define_autograd
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     r"""``torch.nn.functional.linear`` of a matrix: :math:`X W^\top + b`.
 
-    On the CPU the product is written to memory that is reused and lies in huge pages, where the rows that
-    :func:`local_sinkhorn` gathers cost half. Elsewhere, under autocast and for other shapes it is
+    On the CPU the product is written to memory that is reused and lies in huge pages, where
+    :func:`local_sinkhorn` gathers rows faster. Elsewhere, under autocast and for other shapes it is
     torch's own function.
     """
     native = x.device.type == "cpu" and x.dim() == 2 and weight.dtype == x.dtype

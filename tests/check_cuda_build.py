@@ -51,7 +51,8 @@ def test_backends_says_that_the_kernels_are_built_and_why_they_are_off(monkeypat
 
 
 def test_the_wheel_carries_code_for_every_listed_architecture(tmp_path):
-    triton = pytest.importorskip("triton")
+    import triton  # comes with the CUDA build of torch
+
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with zipfile.ZipFile(WHEEL) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".so")]
