@@ -43,7 +43,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad
     grad_x = torch.ops.dcgnn.linear(grad, weight.t(), None) if needs_x else None
-    grad_weight = grad.t().mm(x) if needs_weight else None
+    grad_weight = torch.ops.dcgnn.linear(grad.t(), x.t(), None) if needs_weight else None
     grad_bias = grad.sum(0) if ctx.has_bias and needs_bias else None
     return grad_x, grad_weight, grad_bias
 

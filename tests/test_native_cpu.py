@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -284,6 +286,28 @@ def test_large_outputs_reuse_memory():
     assert native.kept_bytes() == 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="pages change their address only on Linux")
+def test_kept_pages_serve_outputs_of_other_sizes():
+    native = pytest.importorskip("dcgnn_kernels._native")
+    native.release_memory()
+    x, weight = torch.randn(60_000, 64), torch.randn(64, 64)
+    megabyte = 2**20
+    parts = [dcgnn_kernels.linear(x[:rows], weight) for rows in (20_000, 20_000, 10_000)]
+    del parts
+    assert native.kept_bytes() == (6 + 6 + 4) * megabyte
+    large = dcgnn_kernels.linear(x[:50_000], weight)
+    assert native.kept_bytes() == (16 - 14) * megabyte, "the large output is made of kept pages"
+    larger = dcgnn_kernels.linear(x, weight)
+    assert native.kept_bytes() == 0
+    torch.testing.assert_close(large, x[:50_000] @ weight.T)
+    torch.testing.assert_close(larger, x @ weight.T)
+    del large, larger
+    assert native.kept_bytes() == (14 + 16) * megabyte
+    for rows in (15_000, 45_000, 30_000):  # pieces are cut and joined once more
+        torch.testing.assert_close(dcgnn_kernels.linear(x[:rows], weight), x[:rows] @ weight.T)
+    assert native.release_memory() == native.kept_bytes() + (14 + 16) * megabyte
+
+
 def test_memory_in_use_is_not_given_out_again():
     x, weight = torch.randn(20_000, 64), torch.randn(64, 64)
     held = dcgnn_kernels.linear(x, weight)
@@ -304,3 +328,62 @@ def test_no_memory_is_kept_when_the_limit_is_zero():
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == "0"
+
+
+def test_bfloat16_linear_of_many_rows():
+    x, weight, bias = torch.randn(9000, 24), torch.randn(8, 24), torch.randn(8)
+    narrow = [tensor.bfloat16() for tensor in (x, weight, bias)]
+    wide = [tensor.float() for tensor in narrow]
+    expected = torch.nn.functional.linear(*wide)
+    torch.testing.assert_close(dcgnn_kernels.linear(*narrow), expected.bfloat16())
+    leaf = narrow[0].clone().requires_grad_()
+    weight_leaf = narrow[1].clone().requires_grad_()
+    upstream = torch.randn(9000, 8).bfloat16()
+    dcgnn_kernels.linear(leaf, weight_leaf).backward(upstream)
+    torch.testing.assert_close(leaf.grad, (upstream.float() @ wide[1]).bfloat16())
+    torch.testing.assert_close(weight_leaf.grad, (upstream.float().T @ wide[0]).bfloat16())
+
+
+@pytest.mark.parametrize("cost_scale", COST_SCALES)
+def test_small_egos_with_large_and_small_logits_side_by_side(cost_scale):
+    """Egos share vectors while exp can take their logits; the others must not disturb them."""
+    torch.manual_seed(3)
+    graph = EgoGraph.from_edge_index(torch.randint(0, 90, (2, 150)), 90)
+    sizes = graph.rowptr.diff()
+    assert int(sizes.min()) == 1
+    assert 4 < int(sizes.max()) < 16
+    z = torch.randn(90, 5, dtype=torch.float64)
+    z[::4] *= 30  # logits far above and far below the limit in the same batch
+    for lam in (0.5, 40.0):
+        compare_with_reference(
+            lambda z, lam=lam: dcgnn_kernels.local_sinkhorn(z, None, graph, lam, 3, cost_scale),
+            lambda z, lam=lam: reference.local_sinkhorn(
+                z, reference.local_centroids(z, graph, 2), graph, lam, 3, cost_scale
+            ),
+            (z,),
+            torch.float64,
+        )
+
+
+def test_gathers_prefetch():
+    """The compiler dropped prefetches as calls without effect, which made the gathers twice as slow."""
+    tool = shutil.which("objdump")
+    if tool is None or platform.machine() != "x86_64":
+        pytest.skip("needs objdump and an x86-64 processor")
+    file = pytest.importorskip("dcgnn_kernels._native").__file__
+    lines = subprocess.run(
+        [tool, "-d", "--no-show-raw-insn", file], capture_output=True, text=True, check=True
+    )
+    missing, found = set(), set()
+    name = ""
+    for line in lines.stdout.splitlines():
+        if line.endswith(">:"):
+            name = line
+            if "gather_clusters" in name or "gather_pair_gradient" in name:
+                missing.add(name)
+        elif "prefetch" in line:
+            found.add(name)
+    if not missing:
+        pytest.skip("the extension holds no symbols of its own functions")
+    missing = {name for name in missing if "OneProblem" not in name}
+    assert missing <= found, sorted(missing - found)

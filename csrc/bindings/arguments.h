@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/isfinite.h>
 
+#include <algorithm>
+#include <atomic>
 #include <string_view>
 
 #include "bindings/memory.h"
@@ -13,12 +15,25 @@
 
 namespace dcgnn {
 
-// Cuts tasks over torch's threads; kernels cut work into tasks that do not depend on the number of
-// threads.
+// Tasks over torch's threads, in a few ranges for each thread, taken as a thread gets to them: one
+// that the machine slows down takes fewer. Kernels cut work into tasks that do not depend on the
+// number of threads, so that it does not matter who does which.
 class TorchExecutor final : public cpu::Executor {
  public:
   void run(int64_t num_tasks, cpu::RangeBody body) const override {
-    at::parallel_for(0, num_tasks, 1, [&](int64_t begin, int64_t end) { body(begin, end); });
+    constexpr int64_t kRangesPerThread = 8;
+    const int64_t threads = std::min<int64_t>(at::get_num_threads(), num_tasks);
+    if (threads <= 1 || at::in_parallel_region()) {
+      if (num_tasks > 0) body(0, num_tasks);
+      return;
+    }
+    const int64_t ranges = std::min(threads * kRangesPerThread, num_tasks);
+    std::atomic<int64_t> next{0};
+    at::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+      for (int64_t range = next++; range < ranges; range = next++) {
+        body(num_tasks * range / ranges, num_tasks * (range + 1) / ranges);
+      }
+    });
   }
 };
 

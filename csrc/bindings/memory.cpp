@@ -5,11 +5,15 @@
 #include <ATen/ops/empty.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <list>
 #include <mutex>
 #include <new>
+#include <utility>
+#include <vector>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -21,20 +25,82 @@ namespace {
 constexpr size_t kHugePage = size_t{1} << 21;
 constexpr size_t kLargeBytes = kHugePage;
 
+// A range of memory, in whole huge pages. Its pieces are mapped each on its own, in order.
 struct Block {
-  void* data;
-  size_t bytes;
+  char* data = nullptr;
+  size_t bytes = 0;
+  std::vector<size_t> pieces;
 };
 
-Block allocate_block(size_t bytes) {
-  const size_t rounded = (bytes + kHugePage - 1) / kHugePage * kHugePage;
-  void* data = std::aligned_alloc(kHugePage, rounded);
-  if (data == nullptr) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-  madvise(data, rounded, MADV_HUGEPAGE);  // advice only: where it is not taken nothing is lost
-#endif
-  return {data, rounded};
+size_t round_up(size_t bytes) { return (bytes + kHugePage - 1) / kHugePage * kHugePage; }
+
+#ifdef __linux__
+
+// Fresh pages. Those that nobody writes to are never there.
+Block map_block(size_t bytes) {
+  constexpr int kAccess = PROT_READ | PROT_WRITE, kKind = MAP_PRIVATE | MAP_ANONYMOUS;
+  void* mapped = mmap(nullptr, bytes + kHugePage, kAccess, kKind, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  char* const start = static_cast<char*>(mapped);
+  const size_t before = (kHugePage - reinterpret_cast<uintptr_t>(start) % kHugePage) % kHugePage;
+  if (before > 0) munmap(start, before);
+  munmap(start + before + bytes, kHugePage - before);
+  madvise(start + before, bytes, MADV_HUGEPAGE);  // advice: where it is not taken nothing is lost
+  return {start + before, bytes, {bytes}};
 }
+
+void unmap_block(const Block& block) { munmap(block.data, block.bytes); }
+
+// Moves the last pages of `from`, as many as fit, to `to` from `offset` on; gives how many bytes. A
+// page keeps its memory, only its address changes.
+size_t move_pages(Block& from, Block& to, size_t offset) {
+  size_t moved = 0;
+  while (!from.pieces.empty() && offset + moved < to.bytes) {
+    size_t& piece = from.pieces.back();
+    const size_t size = std::min(piece, to.bytes - offset - moved);
+    char* const source = from.data + from.bytes - size;
+    char* const target = to.data + offset + moved;
+    if (mremap(source, size, size, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED) {
+      unmap_block(from);
+      unmap_block(to);
+      from = to = {};
+      throw std::bad_alloc();
+    }
+    from.bytes -= size;
+    piece -= size;
+    if (piece == 0) from.pieces.pop_back();
+    moved += size;
+    to.pieces.push_back(size);
+  }
+  return moved;
+}
+
+// `bytes` of memory from the pages of kept blocks, the oldest first; what they lack is fresh.
+Block assemble_block(size_t bytes, std::list<Block>& kept) {
+  Block block = map_block(bytes);
+  block.pieces.clear();
+  size_t offset = 0;
+  while (!kept.empty() && offset < bytes) {
+    offset += move_pages(kept.front(), block, offset);
+    if (kept.front().bytes == 0) kept.pop_front();
+  }
+  if (offset < bytes) block.pieces.push_back(bytes - offset);
+  return block;
+}
+
+#else
+
+Block map_block(size_t bytes) {
+  void* data = std::aligned_alloc(kHugePage, bytes);
+  if (data == nullptr) throw std::bad_alloc();
+  return {static_cast<char*>(data), bytes, {bytes}};
+}
+
+void unmap_block(const Block& block) { std::free(block.data); }
+
+Block assemble_block(size_t bytes, std::list<Block>&) { return map_block(bytes); }
+
+#endif
 
 // An eighth of the machine's memory, at most 2 GiB; DCGNN_KEEP_MB sets another limit, 0 keeps
 // nothing.
@@ -64,52 +130,54 @@ class KeptPages final : public c10::Allocator {
 
   int64_t kept() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return static_cast<int64_t>(kept_);
+    return static_cast<int64_t>(kept_bytes());
   }
 
   int64_t release() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const size_t before = kept_;
+    const size_t before = kept_bytes();
     shrink_to(0);
     return static_cast<int64_t>(before);
   }
 
  private:
-  // A lock that is not free at once is not waited for: whoever held it may not exist any more after
-  // a fork.
-  Block take(size_t bytes) {
+  // A kept block of about the right size as it is, else one made of kept pages, so that what is
+  // kept never adds to what is needed. A lock that is not free at once is not waited for: whoever
+  // held it may not exist any more after a fork.
+  Block take(size_t wanted) {
+    const size_t bytes = round_up(wanted);
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (lock.owns_lock()) {
-      auto best = blocks_.end();
-      for (auto it = blocks_.begin(); it != blocks_.end(); ++it) {
-        const bool fits = it->bytes >= bytes && it->bytes <= bytes + bytes / 8 + kHugePage;
-        if (fits && (best == blocks_.end() || it->bytes <= best->bytes)) best = it;
-      }
-      if (best != blocks_.end()) {
-        const Block block = *best;
-        kept_ -= block.bytes;
-        blocks_.erase(best);
-        return block;
-      }
+    if (!lock.owns_lock()) return map_block(bytes);
+    auto best = blocks_.end();
+    for (auto it = blocks_.begin(); it != blocks_.end(); ++it) {
+      const bool fits = it->bytes >= bytes && it->bytes <= bytes + bytes / 8;
+      if (fits && (best == blocks_.end() || it->bytes <= best->bytes)) best = it;
     }
-    return allocate_block(bytes);
+    if (best == blocks_.end()) return assemble_block(bytes, blocks_);
+    Block block = std::move(*best);
+    blocks_.erase(best);
+    return block;
   }
 
   void keep(Block block) {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || block.bytes > limit_) {
-      std::free(block.data);
+      unmap_block(block);
       return;
     }
     shrink_to(limit_ - block.bytes);
-    blocks_.push_back(block);
-    kept_ += block.bytes;
+    blocks_.push_back(std::move(block));
+  }
+
+  size_t kept_bytes() const {
+    size_t total = 0;
+    for (const Block& block : blocks_) total += block.bytes;
+    return total;
   }
 
   void shrink_to(size_t limit) {
-    while (kept_ > limit) {
-      kept_ -= blocks_.front().bytes;
-      std::free(blocks_.front().data);
+    while (kept_bytes() > limit) {
+      unmap_block(blocks_.front());
       blocks_.pop_front();
     }
   }
@@ -118,7 +186,6 @@ class KeptPages final : public c10::Allocator {
 
   std::mutex mutex_;
   std::list<Block> blocks_;  // oldest first
-  size_t kept_ = 0;
   const size_t limit_ = keep_limit();
 };
 
@@ -129,7 +196,7 @@ KeptPages& pages() {
 
 void KeptPages::give_back(void* context) {
   Block* block = static_cast<Block*>(context);
-  pages().keep(*block);
+  pages().keep(std::move(*block));
   delete block;
 }
 

@@ -20,7 +20,7 @@ void gather_clusters(const Entries& entries, int64_t begin, int64_t end, int64_t
                      Acc<T>* out) {
   using A = Acc<T>;
   const int64_t count = NumClusters == 0 ? num_clusters : NumClusters;
-  for_each_slice<A, kVectorRegisters / 4>(channels, [&](auto slice) {
+  for_each_slice<A, kSliceVectors>(channels, [&](auto slice) {
     constexpr int NV = decltype(slice)::kVectors;
     Vec<A> acc[NV] = {};
     for (int64_t k = begin; k < end; ++k) {
@@ -81,21 +81,23 @@ void run_forward(const ScatterForward& call, const Executor& executor) {
   const A* ego_factor = factors<A>(call.update.ego_factor);
   const auto fetch = [=](int64_t ego, int64_t slot) {
     prefetch_row(clusters + ego * num_clusters * channels, num_clusters * channels);
-    __builtin_prefetch(assign + slot * num_clusters);
-    if (ego_factor != nullptr) __builtin_prefetch(ego_factor + ego);
+    prefetch_line(assign + slot * num_clusters);
+    if (ego_factor != nullptr) prefetch_line(ego_factor + ego);
   };
-  const auto entries = transpose_entries(graph, fetch);
-  const auto gather = num_clusters == 2 ? gather_clusters<2, T, std::decay_t<decltype(entries)>>
-                                        : gather_clusters<0, T, std::decay_t<decltype(entries)>>;
-  sum_segment_blocks<A>(
-      graph.colptr, graph.num_nodes, channels, executor,
-      [&](int64_t, int64_t begin, int64_t end, A* sums) {
-        gather(entries, begin, end, num_clusters, channels, assign, clusters, ego_factor, sums);
-      },
-      [&](int64_t node, A* sums) {
-        if (call.update.x != nullptr) add_dense_part<T>(call.update, node, channels, sums);
-        write_row(static_cast<T*>(call.out) + node * channels, sums, channels);
-      });
+  with_transpose_entries(graph, fetch, [&](const auto& entries) {
+    using Entries = std::decay_t<decltype(entries)>;
+    const auto gather =
+        num_clusters == 2 ? gather_clusters<2, T, Entries> : gather_clusters<0, T, Entries>;
+    sum_segment_blocks<A>(
+        graph.colptr, graph.num_nodes, channels, executor,
+        [&](int64_t, int64_t begin, int64_t end, A* sums) {
+          gather(entries, begin, end, num_clusters, channels, assign, clusters, ego_factor, sums);
+        },
+        [&](int64_t node, A* sums) {
+          if (call.update.x != nullptr) add_dense_part<T>(call.update, node, channels, sums);
+          write_row(static_cast<T*>(call.out) + node * channels, sums, channels);
+        });
+  });
 }
 
 // One block of rows with weights P [count, K] and vectors C [K, F], where row u counts factor(u)
@@ -152,6 +154,24 @@ void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const Gat
   write_row(sums_out, partials, width);
 }
 
+// out_i = factor_i rows_i for all nodes.
+template <class T>
+void scale_rows(const Executor& executor, int64_t num_nodes, int64_t channels, const Acc<T>* factor,
+                const T* rows, T* out) {
+  using A = Acc<T>;
+  executor.run((num_nodes + kBlockRows - 1) / kBlockRows, [&](int64_t begin, int64_t end) {
+    const int64_t last = end * kBlockRows < num_nodes ? end * kBlockRows : num_nodes;
+    for (int64_t node = begin * kBlockRows; node < last; ++node) {
+      for_each_slice<A, 4>(channels, [&](auto slice) {
+        for (int v = 0; v < decltype(slice)::kVectors; ++v) {
+          slice.store(out + node * channels, v,
+                      factor[node] * slice.load(rows + node * channels, v));
+        }
+      });
+    }
+  });
+}
+
 template <class T>
 void run_backward(const ScatterBackward& call, const Executor& executor) {
   using A = Acc<T>;
@@ -159,22 +179,25 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
   const NodeUpdate& update = call.update;
   const int64_t num_clusters = call.num_clusters, channels = call.channels;
   const IndexArray rowptr = graph.rowptr;
-  const IndexArray member = graph.member;
   const T* grad = static_cast<const T*>(call.grad);
+  T* grad_x = static_cast<T*>(call.grad_x);
   const A* ego_factor = factors<A>(update.ego_factor);
-  const A* local_factor = factors<A>(update.local_factor);
+  // The rows to gather, h, wait in grad_x for their turn: they are scaled once, not once a slot,
+  // and unlike an incoming gradient grad_x lies in huge pages.
+  const T* scaled = grad;
+  if (update.x != nullptr) {
+    scale_rows(executor, graph.num_nodes, channels, factors<A>(update.local_factor), grad, grad_x);
+    scaled = grad_x;
+  }
   const auto solve = [&](const Executor& blocks, Memory<A>& memory, int64_t ego) {
     const int64_t begin = rowptr[ego], end = rowptr[ego + 1];
-    const GatheredRows<T> rows{grad, channels, member, graph.num_slots, begin};
+    const GatheredRows<T> rows{scaled, channels, graph.member, graph.num_slots, begin};
     const A weight = ego_factor == nullptr ? A(1) : ego_factor[ego];
     backward_blocks<T>(
         blocks, memory, rows, end - begin, num_clusters,
         static_cast<const T*>(call.assign) + begin * num_clusters,
         static_cast<const T*>(call.clusters) + ego * num_clusters * channels,
-        [&](int64_t u) {
-          return local_factor == nullptr ? weight : weight * local_factor[member[begin + u]];
-        },
-        static_cast<T*>(call.grad_assign) + begin * num_clusters,
+        [=](int64_t) { return weight; }, static_cast<T*>(call.grad_assign) + begin * num_clusters,
         static_cast<T*>(call.grad_clusters) + ego * num_clusters * channels);
   };
   const SerialExecutor serial;
@@ -187,28 +210,15 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
       });
   if (update.x == nullptr) return;
 
-  const A* x_factor = factors<A>(update.x_factor);
   const A* global_factor = factors<A>(update.global_factor);
   Memory<A> memory;
   backward_blocks<T>(
       executor, memory, consecutive_rows(grad, channels, graph.num_nodes), graph.num_nodes,
       update.num_global, static_cast<const T*>(update.global_assign),
       static_cast<const T*>(update.global_message),
-      [&](int64_t node) { return global_factor[node]; }, static_cast<T*>(call.grad_global_assign),
+      [=](int64_t node) { return global_factor[node]; }, static_cast<T*>(call.grad_global_assign),
       static_cast<T*>(call.grad_global_message));
-  const int64_t num_blocks = (graph.num_nodes + kBlockRows - 1) / kBlockRows;
-  executor.run(num_blocks, [&](int64_t begin, int64_t end) {
-    const int64_t last = end * kBlockRows < graph.num_nodes ? end * kBlockRows : graph.num_nodes;
-    for (int64_t node = begin * kBlockRows; node < last; ++node) {
-      T* out = static_cast<T*>(call.grad_x) + node * channels;
-      const T* row = grad + node * channels;
-      for_each_slice<A, 4>(channels, [&](auto slice) {
-        for (int v = 0; v < decltype(slice)::kVectors; ++v) {
-          slice.store(out, v, x_factor[node] * slice.load(row, v));
-        }
-      });
-    }
-  });
+  scale_rows(executor, graph.num_nodes, channels, factors<A>(update.x_factor), grad, grad_x);
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
                           static_cast<T*>(call.clusters), static_cast<A*>(call.potentials));
   };
   if (call.transport.num_clusters == 2) {
-    return solve(PairSolver<T>(call.transport, executor), PairStart<T>{centroids, nullptr, 0});
+    return solve(PairSolver<T>(call.transport, executor), PairStart<T>{centroids, nullptr});
   }
   return solve(TransportSolver<T>(call.transport, executor), centroids);
 }
@@ -48,7 +48,7 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   const bool pair = clusters == 2;
   if (pair) {
     PairSolver<T> solver(call.transport, executor);
-    solver.backward(rows, call.num_nodes, {centroids, nullptr, 0}, potentials, grad_assign,
+    solver.backward(rows, call.num_nodes, {centroids, nullptr}, potentials, grad_assign,
                     grad_clusters, coefficients, table, grad_centroids, nullptr);
   } else {
     TransportSolver<T> solver(call.transport, executor);

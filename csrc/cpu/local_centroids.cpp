@@ -42,13 +42,7 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
   const auto sum_block = [&](int64_t ego, int64_t begin, int64_t end, A* sums) {
     const GatheredRows<T> rows = all_rows.from(begin);
     if (groups <= 1) {
-      int64_t skip = -1;
-      if (groups == 1) {
-        for (int64_t k = begin; k < end && member[k] <= ego; ++k) {
-          if (member[k] == ego) skip = k - begin;
-        }
-      }
-      sum_rows(rows, end - begin, skip, sums);
+      sum_rows(rows, end - begin, groups == 1 ? z + ego * channels : nullptr, sums);
       return;
     }
     for (int64_t f = 0; f < groups * channels; ++f) sums[f] = 0;
@@ -105,9 +99,10 @@ void run_backward(const CentroidsBackward& call, const Executor& executor) {
     const T* rows = grad + ego * width;
     prefetch_row(groups > 0 ? rows + channels : rows, channels);
   };
-  const auto entries = transpose_entries(graph, fetch);
+  const TransposeEntries<IndexArray, std::decay_t<decltype(fetch)>> entries{graph.ego, graph.slot,
+                                                                            graph.num_slots, fetch};
   const auto sum_block = [&](int64_t node, int64_t begin, int64_t end, A* sums) {
-    for_each_slice<A, kVectorRegisters / 4>(channels, [&](auto slice) {
+    for_each_slice<A, kSliceVectors>(channels, [&](auto slice) {
       constexpr int NV = decltype(slice)::kVectors;
       Vec<A> acc[NV] = {};
       const auto add = [&](int64_t row, A factor) {

@@ -3,7 +3,7 @@
 // need, then a gather over the transpose for grad_z. Nothing of size S x F is ever stored.
 #include <atomic>
 
-#include "pair_transport.h"
+#include "pair_batch.h"
 #include "segments.h"
 #include "tables.h"
 #include "transport.h"
@@ -20,18 +20,9 @@ struct Egos {
   GatheredRows<T> rows(const T* z, int64_t channels, int64_t ego) const {
     return {z, channels, member, graph.num_slots, rowptr[ego]};
   }
-  // Members ascend, so that halving finds the ego's own place.
-  int64_t own_row(int64_t ego) const {
-    int64_t low = rowptr[ego], high = rowptr[ego + 1];
-    while (high - low > 1) {
-      const int64_t middle = low + (high - low) / 2;
-      (member[middle] <= ego ? low : high) = middle;
-    }
-    return low - rowptr[ego];
-  }
   PairStart<T> start(const T* z, const T* centroids, int64_t channels, int64_t ego) const {
-    if (centroids != nullptr) return {centroids + ego * 2 * channels, nullptr, 0};
-    return {nullptr, z + ego * channels, own_row(ego)};
+    if (centroids != nullptr) return {centroids + ego * 2 * channels, nullptr};
+    return {nullptr, z + ego * channels};
   }
   // solve(solver, ego) for every ego, with solvers of this type.
   template <class Solver, class Solve>
@@ -46,6 +37,13 @@ struct Egos {
   }
 };
 
+// A thread's solver and the small egos that wait for company.
+template <class T>
+struct PairSolvers {
+  PairSolver<T> solver;
+  PairBatch<T> batch;
+};
+
 template <class T>
 bool run_forward(const SinkhornForward& call, const Executor& executor) {
   using A = Acc<T>;
@@ -57,21 +55,53 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
   const T* z = static_cast<const T*>(call.z);
   const T* centroids = static_cast<const T*>(call.centroids);
   std::atomic<bool> finite{true};
-  const auto solve = [&](auto& solver, int64_t ego, const auto& start) {
-    const bool ok = solver.forward(egos.rows(z, channels, ego), egos.size(ego), start,
-                                   static_cast<T*>(call.assign) + egos.rowptr[ego] * clusters,
-                                   static_cast<T*>(call.clusters) + ego * width,
-                                   static_cast<A*>(call.potentials) + ego * steps * clusters);
+  const auto note = [&](bool ok) {
     if (!ok) finite.store(false, std::memory_order_relaxed);
   };
-  if (clusters == 2) {
-    egos.template for_each<PairSolver<T>>(transport, executor, [&](auto& solver, int64_t ego) {
-      solve(solver, ego, egos.start(z, centroids, channels, ego));
-    });
-  } else {
+  const auto assign = [&](int64_t ego) {
+    return static_cast<T*>(call.assign) + egos.rowptr[ego] * clusters;
+  };
+  const auto new_clusters = [&](int64_t ego) {
+    return static_cast<T*>(call.clusters) + ego * width;
+  };
+  const auto potentials = [&](int64_t ego) {
+    return static_cast<A*>(call.potentials) + ego * steps * clusters;
+  };
+  const auto solve = [&](auto& solver, int64_t ego, const auto& start) {
+    note(solver.forward(egos.rows(z, channels, ego), egos.size(ego), start, assign(ego),
+                        new_clusters(ego), potentials(ego)));
+  };
+  const auto solve_pair = [&](PairSolver<T>& solver, int64_t ego) {
+    solve(solver, ego, egos.start(z, centroids, channels, ego));
+  };
+  if (clusters != 2) {
     egos.template for_each<TransportSolver<T>>(transport, executor, [&](auto& solver, int64_t ego) {
       solve(solver, ego, centroids + ego * width);
     });
+  } else if (centroids != nullptr) {
+    egos.template for_each<PairSolver<T>>(transport, executor, solve_pair);
+  } else {
+    const SerialExecutor serial;
+    const auto finish = [&](PairSolvers<T>& own) {
+      note(own.batch.solve([&](int64_t ego) { solve_pair(own.solver, ego); }));
+    };
+    for_each_segment(
+        egos.rowptr, egos.graph.num_nodes, executor,
+        [&] { return PairSolvers<T>{{transport, serial}, PairBatch<T>(transport)}; },
+        [&](PairSolvers<T>& own, int64_t ego) {
+          if (!PairBatch<T>::takes(transport, egos.size(ego))) {
+            solve_pair(own.solver, ego);
+            return;
+          }
+          own.batch.add({egos.rows(z, channels, ego), egos.size(ego), ego, z + ego * channels,
+                         assign(ego), new_clusters(ego), potentials(ego)});
+          if (own.batch.is_full()) finish(own);
+        },
+        [&](int64_t ego) {
+          PairSolver<T> solver(transport, executor);
+          solve_pair(solver, ego);
+        },
+        finish);
   }
   return finite.load();
 }
@@ -80,13 +110,14 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
 template <class T, class Fetch, class Gather, class Write>
 void gather_nodes(const GraphView& graph, int64_t channels, const Executor& executor,
                   const Fetch& fetch, const Gather& gather, const Write& write) {
-  const auto entries = transpose_entries(graph, fetch);
-  sum_segment_blocks<Acc<T>>(
-      graph.colptr, graph.num_nodes, channels, executor,
-      [&](int64_t node, int64_t begin, int64_t end, Acc<T>* sums) {
-        gather(entries, node, begin, end, sums);
-      },
-      write);
+  with_transpose_entries(graph, fetch, [&](const auto& entries) {
+    sum_segment_blocks<Acc<T>>(
+        graph.colptr, graph.num_nodes, channels, executor,
+        [&](int64_t node, int64_t begin, int64_t end, Acc<T>* sums) {
+          gather(entries, node, begin, end, sums);
+        },
+        write);
+  });
 }
 
 template <class T>
@@ -121,7 +152,7 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
       egos.graph, channels, executor,
       [=](int64_t ego, int64_t slot) {
         prefetch_row(table + ego * kPairRows * channels, kPairRows * channels);
-        __builtin_prefetch(coefficients + slot * width);
+        prefetch_line(coefficients + slot * width);
       },
       [&](const auto& entries, int64_t node, int64_t begin, int64_t end, A* sums) {
         gather_pair_gradient(entries, begin, end, channels, width, coefficients, table,
@@ -163,7 +194,7 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
       [=](int64_t ego, int64_t slot) {
         prefetch_row(centroids + ego * width, width);
         if (grad_clusters != nullptr) prefetch_row(grad_clusters + ego * width, width);
-        __builtin_prefetch(coefficients + slot * 2 * clusters);
+        prefetch_line(coefficients + slot * 2 * clusters);
       },
       [&](const auto& entries, int64_t node, int64_t begin, int64_t end, A* sums) {
         using Entries = std::decay_t<decltype(entries)>;

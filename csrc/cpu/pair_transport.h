@@ -23,9 +23,48 @@ namespace dcgnn::cpu::DCGNN_ISA {
 template <class T>
 struct PairStart {
   const T* centroids;  // [2, F]; null: fresh
-  const T* own;        // fresh: the ego's own row,
-  int64_t own_row;     // and where it stands among the rows
+  const T* own;        // fresh: the ego's own row
 };
+
+// axis: c_1, d = c_2 - c_1 and the sum of the other rows, which is given.
+template <class T, class A>
+void fresh_axis(const T* own, int64_t num_rows, int64_t channels, A* axis) {
+  const A share = num_rows > 1 ? A(1) / static_cast<A>(num_rows - 1) : A(0);
+  for_each_slice<A, 1>(channels, [&](auto slice) {
+    const Vec<A> first = slice.load(own, 0);
+    const Vec<A> mean = num_rows > 1 ? slice.load(axis + 2 * channels, 0) * share : first;
+    slice.store(axis, 0, first);
+    slice.store(axis + channels, 0, mean - first);
+  });
+}
+
+// |d|^2 by the instructions that give a row's |e|^2: equal distances are equal bits.
+template <class A>
+A squared_length(const A* direction, int64_t channels) {
+  A length;
+  reduce_rows<Dots<1>, false, 1>(consecutive_rows(direction, channels, 1), 1, direction, &length,
+                                 0);
+  return length;
+}
+
+template <class A>
+int smaller_cluster(const A (&sums)[2]) {
+  return sums[0] < sums[1] ? 0 : 1;
+}
+
+// mean: the smaller cluster.
+template <class T, class A>
+void write_fresh_clusters(const A* mean, const A* neighbour_sum, const T* own, const A (&sums)[2],
+                          int64_t channels, T* clusters) {
+  const int small = smaller_cluster(sums), large = 1 - small;
+  const A part = sums[small], inverse = A(1) / sums[large];
+  for_each_slice<A, 1>(channels, [&](auto slice) {
+    const Vec<A> of_small = slice.load(mean, 0);
+    const Vec<A> total = slice.load(neighbour_sum, 0) + slice.load(own, 0);
+    slice.store(clusters + small * channels, 0, of_small);
+    slice.store(clusters + large * channels, 0, (total - part * of_small) * inverse);
+  });
+}
 
 // What one problem leaves for the gather over the transpose: kPairRows rows of the storage type,
 //   U = dC_min - S_min/S_max dC_max,   d,   V = dC_max / S_max + (gradient of c_2) / (n - 1) if
@@ -62,7 +101,7 @@ class PairSolver {
     }
     write_assign(assign);
     if (fresh_) {
-      write_fresh_clusters(rows, start, sums, clusters);
+      write_fresh(rows, start, sums, clusters);
     } else {
       write_clusters(rows, clusters);
     }
@@ -90,10 +129,10 @@ class PairSolver {
     const int64_t channels = transport_.channels;
     A* grad_first = sums_.reserve(3 * channels);  // gradients of c_1 and c_2
     A* grad_second = grad_first + channels;
-    write_coefficients(state, scale, smaller(sums), coefficients);
+    write_coefficients(state, scale, smaller_cluster(sums), coefficients);
     centroid_gradients(rows, state, scale, grad_first, grad_second);
 
-    const int small = smaller(sums), large = 1 - small;
+    const int small = smaller_cluster(sums), large = 1 - small;
     const A share = fresh_ && num_rows > 1 ? A(1) / static_cast<A>(num_rows - 1) : A(0);
     const A part = sums[small] / sums[large], inverse = A(1) / sums[large];
     for_each_slice<A, 1>(channels, [&](auto slice) {
@@ -121,14 +160,13 @@ class PairSolver {
     A at_maximum = 0;  // of 2 dM at the maximum
   };
 
-  static int smaller(const A (&sums)[2]) { return sums[0] < sums[1] ? 0 : 1; }
   const A* centre() { return axis_.reserve(0); }
   const A* direction() { return centre() + transport_.channels; }
   const A* neighbour_sum() { return centre() + 2 * transport_.channels; }
 
   // axis: c_1, d, and for a fresh start the sum of the other rows.
   void find_axis(const Rows& rows, const PairStart<T>& start) {
-    const int64_t channels = transport_.channels, num_rows = problem_.rows();
+    const int64_t channels = transport_.channels;
     A* axis = axis_.reserve(3 * channels);
     fresh_ = start.centroids == nullptr;
     if (!fresh_) {
@@ -141,21 +179,11 @@ class PairSolver {
       A* sum = axis + 2 * channels;
       problem_.sum_blocks(channels, sum, [&](int64_t block, A* partial) {
         const int64_t from = block * kBlockRows;
-        sum_rows(rows.from(from), problem_.block_rows(block), start.own_row - from, partial);
+        sum_rows(rows.from(from), problem_.block_rows(block), start.own, partial);
       });
-      const A share = num_rows > 1 ? A(1) / static_cast<A>(num_rows - 1) : A(0);
-      for_each_slice<A, 1>(channels, [&](auto slice) {
-        const Vec<A> first = slice.load(start.own, 0);
-        slice.store(axis, 0, first);
-        const Vec<A> mean = num_rows > 1 ? slice.load(sum, 0) * share : first;
-        slice.store(axis + channels, 0, mean - first);
-      });
+      fresh_axis(start.own, problem_.rows(), channels, axis);
     }
-    // By the instructions that give a row's |e|^2: equal distances are equal bits.
-    A lengths[kPaddedRows];
-    reduce_rows<Dots<1>, false>(consecutive_rows(direction(), channels, 1), 1, direction(), lengths,
-                                0);
-    squared_length_ = lengths[0];
+    squared_length_ = squared_length(direction(), channels);
   }
 
   // The sum of a fresh start has already brought the rows into the cache.
@@ -238,10 +266,12 @@ class PairSolver {
     problem_.for_each_block([&](int64_t block) {
       const A* weights = problem_.logits(block);
       T* out = assign + block * kBlockRows * 2;
-      for (int64_t u = 0, count = problem_.block_rows(block); u < count; ++u) {
-        for (int64_t j = 0; j < 2; ++j) {
-          out[u * 2 + j] = from_acc<T>(weights[j * stride + u] * A(0.5));
-        }
+      const int64_t count = problem_.block_rows(block);
+      for (int64_t u = 0; u < count; u += kLanes<A>) {
+        Vec<A> pairs[2];
+        interleave<A>(load(weights + u) * A(0.5), load(weights + stride + u) * A(0.5), pairs);
+        store_some(out + 2 * u, pairs[0], 2 * (count - u));
+        store_some(out + 2 * u + kLanes<A>, pairs[1], 2 * (count - u) - kLanes<A>);
       }
     });
   }
@@ -258,23 +288,16 @@ class PairSolver {
                          [&](auto slice) { slice.store(clusters, 0, slice.load(sums, 0)); });
   }
 
-  void write_fresh_clusters(const Rows& rows, const PairStart<T>& start, const A (&sums)[2],
-                            T* clusters) {
+  void write_fresh(const Rows& rows, const PairStart<T>& start, const A (&sums)[2], T* clusters) {
     const int64_t channels = transport_.channels;
-    const int small = smaller(sums), large = 1 - small;
+    const int small = smaller_cluster(sums);
     A* mean = sums_.reserve(channels);
     problem_.sum_blocks(channels, mean, [&](int64_t block, A* partial) {
       weighted_sums<1, false>(rows.from(block * kBlockRows), problem_.block_rows(block),
                               problem_.logits(block) + small * problem_.stride(), 0,
                               static_cast<const A*>(nullptr), partial);
     });
-    const A part = sums[small], inverse = A(1) / sums[large];
-    for_each_slice<A, 1>(channels, [&](auto slice) {
-      const Vec<A> own = slice.load(mean, 0);
-      const Vec<A> total = slice.load(neighbour_sum(), 0) + slice.load(start.own, 0);
-      slice.store(clusters + small * channels, 0, own);
-      slice.store(clusters + large * channels, 0, (total - part * own) * inverse);
-    });
+    write_fresh_clusters(mean, neighbour_sum(), start.own, sums, channels, clusters);
   }
 
   // values: the gradients of K P_u1 and K P_u2.
@@ -449,7 +472,7 @@ void gather_pair_gradient(const Entries& entries, int64_t begin, int64_t end, in
                           int64_t width, const Acc<T>* coefficients, const T* table, const T* z_row,
                           const T* first_centroids, int64_t first_stride, Acc<T>* out) {
   using A = Acc<T>;
-  for_each_slice<A, kVectorRegisters / 4>(channels, [&](auto slice) {
+  for_each_slice<A, kSliceVectors>(channels, [&](auto slice) {
     constexpr int NV = decltype(slice)::kVectors;
     Vec<A> acc[NV] = {};
     for (int64_t k = begin; k < end; ++k) {

@@ -60,21 +60,48 @@ DCGNN_INLINE void for_each_slice(int64_t channels, const Visit& visit) {
   if (first < channels) visit(TailSlice<A>{first, static_cast<int>(channels - first)});
 }
 
+// So many accumulators leave registers for weights on every instruction set.
+constexpr int kSliceVectors = 8;
+
+// gcc takes a function that only prefetches for one without effect and drops the calls to it that
+// it has not inlined; the empty statement is an effect.
+DCGNN_INLINE void prefetch_line(const void* address) {
+  __builtin_prefetch(address);
+  asm volatile("");
+}
+
 template <class T>
 DCGNN_INLINE void prefetch_row(const T* row, int64_t count) {
   const char* bytes = reinterpret_cast<const char*>(row);
-  const int64_t size = count * static_cast<int64_t>(sizeof(T));
-  for (int64_t b = 0; b < size; b += 64) __builtin_prefetch(bytes + b);
+  const char* const end = bytes + count * static_cast<int64_t>(sizeof(T));
+  for (; bytes + 256 <= end; bytes += 256) {
+    for (int line = 0; line < 4; ++line) prefetch_line(bytes + 64 * line);
+  }
+  for (; bytes < end; bytes += 64) prefetch_line(bytes);
 }
 
 // A random row costs a cache miss or two; asking for it this many rows ahead hides most of it.
 constexpr int64_t kPrefetchRows = 12;
 
-// Rows named by the entries begin, begin + 1, ... of an index array of index_end entries.
-// Prefetching may run past the last row of a visit, into the next ego's.
+// Rows named by the entries 0, 1, ... of an array of `left` 32-bit numbers. Prefetching may run
+// past the last row of a visit, into the next ego's.
+template <class T>
+struct NarrowRows {
+  const T* base;
+  int64_t channels;
+  const int32_t* index;
+  int64_t left;
+
+  DCGNN_INLINE const T* row(int64_t k) const { return base + int64_t{index[k]} * channels; }
+  DCGNN_INLINE void prefetch(int64_t k) const {
+    const int64_t ahead = k + kPrefetchRows;
+    if (ahead < left) prefetch_row(row(ahead), channels);
+  }
+};
+
+// The same for the entries begin, begin + 1, ... of any index array of index_end entries.
 template <class T>
 struct GatheredRows {
-  using Storage = T;
   const T* base;
   int64_t channels;
   IndexArray index;
@@ -87,6 +114,17 @@ struct GatheredRows {
     if (begin + ahead < index_end) prefetch_row(row(ahead), channels);
   }
   GatheredRows from(int64_t k) const { return {base, channels, index, index_end, begin + k}; }
+
+  // visit(rows): a loop of its own for 32-bit numbers, which nearly every graph has. By value: a
+  // copy of its own stays in registers.
+  template <class Visit>
+  DCGNN_INLINE void narrowed(const Visit& visit) const {
+    if (const int32_t* entries = index.narrow()) {
+      visit(NarrowRows<T>{base, channels, entries + begin, index_end - begin});
+    } else {
+      visit(*this);
+    }
+  }
 };
 
 // The rows 0 .. count - 1.
@@ -95,83 +133,77 @@ GatheredRows<T> consecutive_rows(const T* base, int64_t channels, int64_t count)
   return {base, channels, IndexArray{}, count, 0};
 }
 
-// The visits below take their rows by value: a copy of their own stays in registers.
-
-// Sums over the channels of a row z, with kVectors vectors of the same width:
+// Sums over the channels of a row z, with kVectors vectors of the same width; sum c is at
+// sums[c * kStep]:
 template <int NC>
 struct SquaredDistances {  // |z - a_c|^2
   static constexpr int kVectors = NC, kSums = NC;
-  template <class V>
+  template <int kStep, class V>
   static DCGNN_INLINE void add(V* sums, V z, const V* a) {
     for (int c = 0; c < NC; ++c) {
       const V difference = z - a[c];
-      sums[c] += difference * difference;
+      sums[c * kStep] += difference * difference;
     }
   }
 };
 template <int NC>
 struct Dots {  // z . a_c
   static constexpr int kVectors = NC, kSums = NC;
-  template <class V>
+  template <int kStep, class V>
   static DCGNN_INLINE void add(V* sums, V z, const V* a) {
-    for (int c = 0; c < NC; ++c) sums[c] += z * a[c];
+    for (int c = 0; c < NC; ++c) sums[c * kStep] += z * a[c];
   }
 };
 struct CentredDot {  // (z - a_0) . a_1
   static constexpr int kVectors = 2, kSums = 1;
-  template <class V>
+  template <int kStep, class V>
   static DCGNN_INLINE void add(V* sums, V z, const V* a) {
     sums[0] += (z - a[0]) * a[1];
   }
 };
 struct CentredSquareAndDot {  // |z - a_0|^2 and (z - a_0) . a_1
   static constexpr int kVectors = 2, kSums = 2;
-  template <class V>
+  template <int kStep, class V>
   static DCGNN_INLINE void add(V* sums, V z, const V* a) {
     const V difference = z - a[0];
     sums[0] += difference * difference;
-    sums[1] += difference * a[1];
+    sums[kStep] += difference * a[1];
   }
 };
 
 // out[c * stride + k] = sum c of row k. The rows go eight sums at a time through the same
 // instructions, the last row repeated, so that equal rows give equal bits wherever they stand; a
-// column has room for a count rounded up to kPaddedRows.
-template <class Sums, bool kPrefetch, class Rows, class V, class A>
-void reduce_rows(const Rows rows, int64_t count, const V* vectors, A* out, int64_t stride) {
-  constexpr int NC = Sums::kSums, kRows = 8 / NC;
-  const int64_t channels = rows.channels;
-  if (channels == 0) {
-    for (int c = 0; c < NC; ++c) {
-      for (int64_t k = 0; k < count; ++k) out[c * stride + k] = 0;
-    }
-  }
-  constexpr int kMax = kVectorRegisters / 4 / (Sums::kVectors > 2 ? 2 : 1);
-  for_each_slice<A, kMax>(channels, [&](auto slice) {
-    constexpr int NV = decltype(slice)::kVectors;
-    Vec<A> fixed[NV][Sums::kVectors];
-    for (int v = 0; v < NV; ++v) {
-      for (int c = 0; c < Sums::kVectors; ++c) fixed[v][c] = slice.load(vectors + c * channels, v);
-    }
+// column has room for a count rounded up to kPaddedRows. kRows: so many rows at a time.
+template <class Sums, bool kPrefetch, int kRows = 8 / Sums::kSums, class T, class V, class A>
+void reduce_rows(const GatheredRows<T>& all_rows, int64_t count, const V* vectors, A* out,
+                 int64_t stride) {
+  constexpr int NC = Sums::kSums;
+  all_rows.narrowed([=](const auto rows) {
+    const int64_t channels = rows.channels, whole = channels / kLanes<A> * kLanes<A>;
+    const int tail = static_cast<int>(channels - whole);
     for (int64_t k = 0; k < count; k += kRows) {
-      Vec<A> sums[8];  // [c][row]
+      const T* row[kRows];
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const int64_t index = k + r < count ? k + r : count - 1;
-        if (kPrefetch && slice.first == 0) rows.prefetch(index);
-        const auto* row = rows.row(index);
-        Vec<A> own[NC] = {};
-        for (int v = 0; v < NV; ++v) Sums::add(own, slice.load(row, v), fixed[v]);
-        for (int c = 0; c < NC; ++c) sums[c * kRows + r] = own[c];
+        if (kPrefetch) rows.prefetch(index);
+        row[r] = rows.row(index);
       }
+      Vec<A> sums[8] = {};  // [c][row]
+      const auto add = [&](const auto& slice) {
+        Vec<A> fixed[Sums::kVectors];
+        for (int c = 0; c < Sums::kVectors; ++c) fixed[c] = slice.load(vectors + c * channels, 0);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          Sums::template add<kRows>(sums + r, slice.load(row[r], 0), fixed);
+        }
+      };
+      for (int64_t first = 0; first < whole; first += kLanes<A>) add(FullSlice<A, 1>{first});
+      if (tail > 0) add(TailSlice<A>{whole, tail});
       A totals[8];
       reduce_add_eight<A>(sums, totals);
       for (int c = 0; c < NC; ++c) {
-        A* values = out + c * stride + k;
-        for (int r = 0; r < kRows; ++r) {
-          const A total = totals[c * kRows + r];
-          values[r] = slice.first == 0 ? total : values[r] + total;
-        }
+        std::memcpy(out + c * stride + k, totals + c * kRows, sizeof(A) * kRows);
       }
     }
   });
@@ -197,48 +229,54 @@ void reduce_rows_by_all(const Rows& rows, int64_t count, const V* vectors, int64
   if (num_vectors - c >= 1) part(std::integral_constant<int, 1>{});
 }
 
-// sums = rows 0 .. count - 1 without the one at `skip`.
-template <class Rows, class A>
-void sum_rows(const Rows rows, int64_t count, int64_t skip, A* sums) {
-  for_each_slice<A, kVectorRegisters / 4>(rows.channels, [&](auto slice) {
-    constexpr int NV = decltype(slice)::kVectors;
-    Vec<A> acc[NV] = {};
-    for (int64_t k = 0; k < count; ++k) {
-      if (slice.first == 0) rows.prefetch(k);
-      if (k == skip) continue;
-      for (int v = 0; v < NV; ++v) acc[v] += slice.load(rows.row(k), v);
-    }
-    for (int v = 0; v < NV; ++v) slice.store(sums, v, acc[v]);
+// sums = rows 0 .. count - 1 without the row `skip`, which counts 0 times rather than being jumped
+// over: where it stands is not foreseeable.
+template <class T, class A>
+void sum_rows(const GatheredRows<T>& all_rows, int64_t count, const T* skip, A* sums) {
+  const A counts[2] = {1, 0};
+  all_rows.narrowed([=](const auto rows) {
+    for_each_slice<A, kSliceVectors>(rows.channels, [=](auto slice) {
+      constexpr int NV = decltype(slice)::kVectors;
+      Vec<A> acc[NV] = {};
+      for (int64_t k = 0; k < count; ++k) {
+        if (slice.first == 0) rows.prefetch(k);
+        const T* row = rows.row(k);
+        const A times = counts[row == skip];
+        for (int v = 0; v < NV; ++v) acc[v] += times * slice.load(row, v);
+      }
+      for (int v = 0; v < NV; ++v) slice.store(sums, v, acc[v]);
+    });
   });
 }
 
 // sums[c * F + f] = sum_k weights[c * stride + k] (row_k[f] - centres[c * F + f]); not kCentred:
 // centres 0.
-template <int NC, bool kCentred, class Rows, class V, class A>
-void weighted_sums(const Rows rows, int64_t count, const A* weights, int64_t stride,
+template <int NC, bool kCentred, class T, class V, class A>
+void weighted_sums(const GatheredRows<T>& all_rows, int64_t count, const A* weights, int64_t stride,
                    const V* centres, A* sums) {
-  const int64_t channels = rows.channels;
-  constexpr int kMax = kVectorRegisters / 4;
-  for_each_slice<A, kMax>(channels, [&](auto slice) {
-    constexpr int NV = decltype(slice)::kVectors;
-    Vec<A> acc[NC][NV] = {};
-    for (int64_t k = 0; k < count; ++k) {
-      const auto* row = rows.row(k);
-      for (int v = 0; v < NV; ++v) {
-        const Vec<A> z = slice.load(row, v);
-        for (int c = 0; c < NC; ++c) {
-          const A weight = weights[c * stride + k];
-          if constexpr (kCentred) {
-            acc[c][v] += weight * (z - slice.load(centres + c * channels, v));
-          } else {
-            acc[c][v] += weight * z;
+  all_rows.narrowed([=](const auto rows) {
+    const int64_t channels = rows.channels;
+    for_each_slice<A, kSliceVectors / NC>(channels, [=](auto slice) {
+      constexpr int NV = decltype(slice)::kVectors;
+      Vec<A> acc[NC][NV] = {};
+      for (int64_t k = 0; k < count; ++k) {
+        const T* row = rows.row(k);
+        for (int v = 0; v < NV; ++v) {
+          const Vec<A> z = slice.load(row, v);
+          for (int c = 0; c < NC; ++c) {
+            const A weight = weights[c * stride + k];
+            if constexpr (kCentred) {
+              acc[c][v] += weight * (z - slice.load(centres + c * channels, v));
+            } else {
+              acc[c][v] += weight * z;
+            }
           }
         }
       }
-    }
-    for (int c = 0; c < NC; ++c) {
-      for (int v = 0; v < NV; ++v) slice.store(sums + c * channels, v, acc[c][v]);
-    }
+      for (int c = 0; c < NC; ++c) {
+        for (int v = 0; v < NV; ++v) slice.store(sums + c * channels, v, acc[c][v]);
+      }
+    });
   });
 }
 

@@ -8,10 +8,11 @@
 namespace dcgnn::cpu::DCGNN_ISA {
 
 // make() gives the state that a thread keeps over its segments; body(state, segment) works on one
-// that is not a hub; hub(segment) on a hub, with the whole executor to itself.
-template <class Make, class Body, class Hub>
+// that is not a hub; hub(segment) on a hub, with the whole executor to itself; finish(state) comes
+// after a thread's last segment.
+template <class Make, class Body, class Hub, class Finish>
 void for_each_segment(IndexArray ptr, int64_t num_segments, const Executor& executor,
-                      const Make& make, const Body& body, const Hub& hub) {
+                      const Make& make, const Body& body, const Hub& hub, const Finish& finish) {
   const SlotSplit split(ptr, num_segments);
   executor.run(split.num_tasks(), [&](int64_t begin, int64_t end) {
     auto state = make();
@@ -19,8 +20,15 @@ void for_each_segment(IndexArray ptr, int64_t num_segments, const Executor& exec
     for (int64_t segment = split.task_begin(begin); segment < last; ++segment) {
       if (!split.is_hub(segment)) body(state, segment);
     }
+    finish(state);
   });
   split.for_each_hub(hub);
+}
+
+template <class Make, class Body, class Hub>
+void for_each_segment(IndexArray ptr, int64_t num_segments, const Executor& executor,
+                      const Make& make, const Body& body, const Hub& hub) {
+  for_each_segment(ptr, num_segments, executor, make, body, hub, [](auto&) {});
 }
 
 // sum_block(segment, begin, end, sums) sums `width` values over some entries of a segment;
@@ -73,18 +81,22 @@ void sum_segments(IndexArray ptr, int64_t num_segments, int64_t channels, T* out
                              });
 }
 
+// An entry of the transpose costs more misses than a row.
+constexpr int64_t kPrefetchEntries = 16;
+
 // The entries of the transpose: entry k is a node at CSR position slot[k] of the ego ego[k].
-// fetch(ego, slot) asks for what an entry will need, kPrefetchRows entries ahead.
-template <class Fetch>
+// fetch(ego, slot) asks for what an entry will need, kPrefetchEntries ahead. Index: IndexArray or
+// const int32_t*.
+template <class Index, class Fetch>
 struct TransposeEntries {
-  IndexArray ego;
-  IndexArray position;
+  Index ego;
+  Index position;
   int64_t num_slots;
   Fetch fetch;
   DCGNN_INLINE int64_t problem(int64_t k) const { return ego[k]; }
   DCGNN_INLINE int64_t slot(int64_t k) const { return position[k]; }
   DCGNN_INLINE void prefetch(int64_t k) const {
-    const int64_t ahead = k + kPrefetchRows;
+    const int64_t ahead = k + kPrefetchEntries;
     if (ahead < num_slots) fetch(ego[ahead], position[ahead]);
   }
 };
@@ -111,10 +123,17 @@ struct GraphView {
   IndexArray rowptr, member, colptr, ego, slot;
 };
 
-// The transpose's entries, with fetch(ego, slot) to ask for what an entry will need.
-template <class Fetch>
-TransposeEntries<Fetch> transpose_entries(const GraphView& graph, const Fetch& fetch) {
-  return {graph.ego, graph.slot, graph.num_slots, fetch};
+// visit(entries) with the transpose's entries, with fetch(ego, slot) to ask for what an entry will
+// need.
+template <class Fetch, class Visit>
+void with_transpose_entries(const GraphView& graph, const Fetch& fetch, const Visit& visit) {
+  const int32_t* ego = graph.ego.narrow();
+  const int32_t* slot = graph.slot.narrow();
+  if (ego != nullptr && slot != nullptr) {
+    visit(TransposeEntries<const int32_t*, Fetch>{ego, slot, graph.num_slots, fetch});
+  } else {
+    visit(TransposeEntries<IndexArray, Fetch>{graph.ego, graph.slot, graph.num_slots, fetch});
+  }
 }
 
 }  // namespace dcgnn::cpu::DCGNN_ISA

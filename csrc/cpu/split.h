@@ -48,10 +48,11 @@ class Buffer {
 };
 
 // An array of int32_t or int64_t, or without data 0, 1, 2, ... Which of them is known at run time
-// only: the kernels exist once, not once for each.
+// only: the kernels exist once, not once for each, but for the innermost loops.
 struct IndexArray {
   const void* data = nullptr;
   bool wide = false;
+  const int32_t* narrow() const { return wide ? nullptr : static_cast<const int32_t*>(data); }
   int64_t operator[](int64_t k) const {
     if (data == nullptr) return k;
     return wide ? static_cast<const int64_t*>(data)[k] : static_cast<const int32_t*>(data)[k];

@@ -135,7 +135,7 @@ void gather_node_gradient(const Entries& entries, int64_t begin, int64_t end, in
                           const T* centroids, const T* grad_clusters, Acc<T>* out) {
   using A = Acc<T>;
   const int64_t width = num_clusters * channels;
-  for_each_slice<A, kVectorRegisters / 4>(channels, [&](auto slice) {
+  for_each_slice<A, kSliceVectors>(channels, [&](auto slice) {
     constexpr int NV = decltype(slice)::kVectors;
     Vec<A> acc[NV] = {}, z[NV];
     for (int v = 0; v < NV; ++v) z[v] = slice.load(z_row, v);

@@ -26,16 +26,10 @@ namespace dcgnn::cpu::DCGNN_ISA {
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
-constexpr int kVectorRegisters = 32;
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32;
-constexpr int kVectorRegisters = 16;
-#elif defined(__aarch64__)
-constexpr int kVectorBytes = 16;
-constexpr int kVectorRegisters = 32;
 #else
 constexpr int kVectorBytes = 16;
-constexpr int kVectorRegisters = 16;
 #endif
 
 template <class A>
@@ -176,6 +170,17 @@ DCGNN_INLINE Vec<Acc<T>> load_partial(const T* p, int count) {
 #endif
 }
 
+template <int kSize, class T>
+DCGNN_INLINE void copy_few(T* to, const T* from, int count) {
+  if (count & kSize) {
+    std::memcpy(to, from, kSize * sizeof(T));
+    to += kSize;
+    from += kSize;
+  }
+  if constexpr (kSize > 1) copy_few<kSize / 2>(to, from, count);
+}
+
+// The first count < kLanes elements.
 template <class T>
 DCGNN_INLINE void store_partial(T* p, Vec<Acc<T>> v, int count) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -189,7 +194,34 @@ DCGNN_INLINE void store_partial(T* p, Vec<Acc<T>> v, int count) {
 #endif
   T lanes[kLanes<Acc<T>>];
   store(lanes, v);
-  for (int c = 0; c < count; ++c) p[c] = lanes[c];
+  copy_few<kLanes<Acc<T>> / 2>(p, lanes, count);
+}
+
+// All elements, or the first `left` if there are no more; none if left < 0.
+template <class T>
+DCGNN_INLINE void store_some(T* p, Vec<Acc<T>> v, int64_t left) {
+  if (left >= kLanes<Acc<T>>) {
+    store(p, v);
+  } else if (left > 0) {
+    store_partial(p, v, static_cast<int>(left));
+  }
+}
+
+// a_0 b_0 a_1 b_1 ...
+template <class A>
+DCGNN_INLINE void interleave(Vec<A> a, Vec<A> b, Vec<A> (&pairs)[2]) {
+  constexpr int kHalf = kLanes<A> / 2;
+#if defined(__clang__)
+  for (int c = 0; c < kLanes<A>; ++c) {
+    pairs[0][c] = c % 2 == 0 ? a[c / 2] : b[c / 2];
+    pairs[1][c] = c % 2 == 0 ? a[kHalf + c / 2] : b[kHalf + c / 2];
+  }
+#else
+  Mask<A> order;
+  for (int c = 0; c < kLanes<A>; ++c) order[c] = c / 2 + (c % 2) * kLanes<A>;
+  pairs[0] = __builtin_shuffle(a, b, order);
+  pairs[1] = __builtin_shuffle(a, b, order + kHalf);
+#endif
 }
 
 template <class A>
