@@ -142,6 +142,9 @@ DCGNN_INLINE void store(T* p, Vec<Acc<T>> v) {
     const WordBits words = (v != v) ? nan : rounded;
 #if defined(__AVX512F__)
     const __m256i half = _mm512_cvtepi32_epi16(bit_cast<__m512i>(words));
+#elif defined(__AVX2__)
+    const __m256i packed = _mm256_packus_epi32(bit_cast<__m256i>(words), __m256i{});
+    const __m128i half = _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
 #else
     const HalfBits half = __builtin_convertvector(words, HalfBits);
 #endif
