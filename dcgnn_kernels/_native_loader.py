@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -44,6 +45,44 @@ def cuda_missing_reason() -> str:
 
 
 module, missing_reason = _load()
+
+
+def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
+    """Whether one part of the build, "sm_86" or "PTX of 120", runs on a GPU of that compute capability.
+
+    Machine code runs on the same major version from its minor version on, PTX on everything newer; a letter
+    ties code to one GPU (a) or to its major version (f).
+    """
+    match = re.fullmatch(r"(sm_|PTX of )(\d+)(\d)([af]?)", architecture)
+    if match is None:
+        return False
+    kind, major, minor, letter = match.groups()
+    built = (int(major), int(minor))
+    if letter == "a":
+        return capability == built
+    same_family = capability[0] == built[0]
+    return capability >= built and (same_family or (kind == "PTX of " and not letter))
+
+
+def why_no_cuda() -> str | None:
+    """Why the extension's CUDA kernels cannot serve the GPUs of this machine; None if they can.
+
+    They serve all visible GPUs or none, so that an op has one implementation in a process. The answer needs
+    CUDA to be initialised.
+    """
+    if module is None:
+        return missing_reason
+    if module.cuda_version is None:
+        return cuda_missing_reason()
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        if not any(_runs_on(part, capability) for part in module.cuda_architectures.split(", ")):
+            number = ".".join(map(str, capability))
+            return (
+                f"{torch.cuda.get_device_name(index)} has compute capability {number}, for which the build "
+                f"holds no code ({module.cuda_architectures}); reinstall with TORCH_CUDA_ARCH_LIST={number}"
+            )
+    return None
 
 
 def release_memory() -> int:

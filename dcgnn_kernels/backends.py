@@ -51,13 +51,13 @@ def _native_cuda() -> Backend:
     module = _native_loader.module
     if not torch.backends.cuda.is_built():
         return Backend(False, (), f"torch {torch.__version__} is built without CUDA")
-    if module is None:
-        return Backend(False, (), _native_loader.missing_reason)
-    if module.cuda_version is None:
-        return Backend(False, (), _native_loader.cuda_missing_reason())
+    if module is None or module.cuda_version is None:
+        return Backend(False, (), _native_loader.why_no_cuda() or "")
     built = f"CUDA {module.cuda_version}, {module.cuda_architectures}"
     if not torch.cuda.is_available():
         return Backend(False, NATIVE_CUDA_OPS, f"built ({built}), but torch finds no CUDA device here")
+    if (reason := _native_loader.why_no_cuda()) is not None:
+        return Backend(False, NATIVE_CUDA_OPS, reason)
     return Backend(True, NATIVE_CUDA_OPS, f"{torch.cuda.get_device_name()}, {built}")
 
 
@@ -67,13 +67,14 @@ def _triton() -> Backend:
     if (reason := registry.why_not_running()) is not None:
         return Backend(False, (), reason)
     name = torch.cuda.get_device_name()
-    return Backend(True, registry.SERVED, f"triton {importlib.metadata.version('triton')}, {name}")
+    return Backend(True, registry.served(), f"triton {importlib.metadata.version('triton')}, {name}")
 
 
 def backends() -> Backends:
     """The state of every backend: ``native-cpu``, ``triton``, ``native-cuda`` and ``reference``.
 
-    PyTorch's dispatcher chooses by device: native kernels where they are live, plain PyTorch elsewhere.
+    PyTorch's dispatcher chooses by device: native kernels where they are live, then Triton, plain PyTorch
+    elsewhere.
 
     Example:
         >>> backends()["reference"].available

@@ -1,11 +1,10 @@
-"""How the Triton kernels are planned, launched and registered, on real and fake tensors, without a GPU."""
+"""How the Triton kernels are planned and launched, on real and fake tensors, without a GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import gc
-import subprocess
 import sys
 import weakref
 
@@ -30,7 +29,6 @@ from dcgnn_kernels.triton import (
     local_centroids,
     local_sinkhorn,
     plan,
-    registry,
 )
 from dcgnn_kernels.triton.launcher import recorded
 
@@ -406,38 +404,3 @@ def test_configurations_fit(num_channels, num_clusters, dtype):
     for choice in config.gather_configs(1024, width * config.power_of_two(num_clusters), dtype):
         assert 1 <= choice.warps <= 16
         assert choice.segments * choice.slots >= 1
-
-
-def test_import_does_not_load_triton():
-    code = "import sys, dcgnn_kernels; assert 'triton' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_backends_says_why_not(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "no CUDA device" in dcgnn_kernels.backends()["triton"].reason
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
-    assert "not installed" in dcgnn_kernels.backends()["triton"].reason
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
-    state = dcgnn_kernels.backends()["triton"]
-    assert not state.available
-    assert "without CUDA" in state.reason
-
-
-def test_registration_leaves_native_cuda_kernels_alone(monkeypatch):
-    monkeypatch.setattr(registry, "why_not_registered", lambda: None)
-    native = {"dcgnn::cluster_scatter", "dcgnn::node_update"}
-    has = lambda name, key: key == "CUDA" and name in native  # noqa: E731
-    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", has)
-    names = []
-
-    class Library:
-        def impl(self, name, function, key):
-            assert key == "CUDA"
-            names.append(name)
-
-    monkeypatch.setattr(registry, "LIBRARY", Library())
-    served = registry.register()
-    assert served == ("local_sinkhorn", "local_centroids", "global_sinkhorn")
-    assert set(names) == {name for op in served for name in (op, f"{op}_backward")}

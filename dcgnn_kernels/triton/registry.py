@@ -1,7 +1,8 @@
 """Registers the kernels as the CUDA implementation of the ops, and says why they cannot run.
 
 Triton is imported by the first call on a CUDA tensor, so that the registration costs nothing. ROCm builds of
-torch call their devices "cuda", too.
+torch call their devices "cuda", too. What the native extension serves is left to it, unless it holds no code
+for a GPU of this machine: that is known when CUDA is initialised, which an import must not do.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from dcgnn_kernels import fallback
+from dcgnn_kernels import _native_loader, fallback
 from dcgnn_kernels._library import LIBRARY
 
 OLDEST = (7, 5)  # compute capability
@@ -49,11 +53,15 @@ def why_not_running() -> str | None:
 
 @functools.cache
 def _why_not_on(device: torch.device) -> str | None:
+    if (reason := why_not_registered()) is not None:
+        return reason
     capability = torch.cuda.get_device_capability(device)
     if torch.version.hip is None and capability < OLDEST:
         has, wanted = (".".join(map(str, pair)) for pair in (capability, OLDEST))
         name = torch.cuda.get_device_name(device)
         return f"{name} has compute capability {has}; Triton wants {wanted}"
+    if not os.environ.get("CC") and not any(map(shutil.which, ("gcc", "clang"))):
+        return "Triton compiles its launcher when it runs, and found no C compiler (CC, gcc or clang)"
     return None
 
 
@@ -74,17 +82,35 @@ def _entry(name: str) -> Callable[..., Any]:
 
 
 def register() -> tuple[str, ...]:
-    """Registers what the native extension has not registered for CUDA; the names of the ops."""
-    if why_not_registered() is not None:
-        return ()
-    served = []
-    for op in MODULES:
-        if torch._C._dispatch_has_kernel_for_dispatch_key(f"dcgnn::{op}", "CUDA"):
-            continue
+    """Registers for CUDA what the native extension has not registered; gives the ops that it has."""
+    native = tuple(
+        op for op in MODULES if torch._C._dispatch_has_kernel_for_dispatch_key(f"dcgnn::{op}", "CUDA")
+    )
+    if why_not_registered() is None:
+        _implement(op for op in MODULES if op not in native)
+    if native:
+        torch.cuda._lazy_call(functools.partial(_replace, native))
+    return native
+
+
+def _implement(ops: Iterable[str]) -> None:
+    for op in ops:
         for name in (op, f"{op}_backward"):
             LIBRARY.impl(name, _entry(name), "CUDA")
-        served.append(op)
-    return tuple(served)
 
 
-SERVED = register()
+def _replace(native: Iterable[str]) -> None:
+    """Runs when CUDA is initialised: takes over from native kernels that hold no code for a GPU here."""
+    if _native_loader.why_no_cuda() is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that kernels are replaced
+            _implement(native)
+
+
+def served() -> tuple[str, ...]:
+    """The ops of CUDA tensors that run here."""
+    native = _NATIVE if _NATIVE and _native_loader.why_no_cuda() is None else ()
+    return tuple(op for op in MODULES if op not in native)
+
+
+_NATIVE = register()
