@@ -72,7 +72,7 @@ check-cuda-build:
 	grep -v '^#\|^torch==' requirements-dev.txt > $(CUDA_CHECK)/requirements.txt
 	$(CUDA_BIN)/python -m pip install --quiet --disable-pip-version-check -r $(CUDA_CHECK)/requirements.txt
 	rm -rf $(CUDA_CHECK)/wheels
-	PATH="$(CUDA_BIN):$$PATH" FORCE_CUDA=1 DCGNN_NATIVE=1 DCGNN_WERROR=1 CMAKE_ARGS="-DDCGNN_ISA_VARIANTS=OFF $$CMAKE_ARGS" \
+	PATH="$(CUDA_BIN):$$PATH" FORCE_CUDA=1 DCGNN_NATIVE=1 DCGNN_WERROR=1 DCGNN_BUILD_DIR=$(CUDA_CHECK)/native CMAKE_ARGS="-DDCGNN_ISA_VARIANTS=OFF $$CMAKE_ARGS" \
 	  $(CUDA_BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w $(CUDA_CHECK)/wheels .
 	$(CUDA_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(CUDA_CHECK)/wheels/*.whl
 	nvcc -shared -cudart none -Xcompiler -fPIC -Xlinker -soname,libcuda.so.1 -o $(CUDA_CHECK)/libcuda.so.1 csrc/tests/pretend_cuda.cpp

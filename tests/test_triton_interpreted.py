@@ -136,6 +136,19 @@ def test_global_sinkhorn(shape, num_global, num_iters, cost_scale, dtype):
     )
 
 
+def test_global_clusters_far_from_each_other_keep_their_digits():
+    """Two groups, a thousand times as far from each other as their points are: float32 as good as ever."""
+    z, centroids = random_inputs(12, 6, 4, CPU)
+    for points in (z, centroids[0]):
+        points[::2] += 1000.0
+    compare_with_reference(
+        lambda z, c: dcgnn_kernels.global_sinkhorn(z, c, 0.7, 3),
+        lambda z, c: reference.global_sinkhorn(z, c, 0.7, 3),
+        (z, centroids[0].clone()),
+        torch.float32,
+    )
+
+
 @settings(max_examples=40 if FULL else 3)
 @given(
     case=random_graphs(),
@@ -268,9 +281,42 @@ def test_strided_inputs():
     expected = dcgnn_kernels.local_sinkhorn(z, centroids, graph)
     for left, right in zip(dcgnn_kernels.local_sinkhorn(wide, columns, graph), expected, strict=True):
         torch.testing.assert_close(left, right, rtol=0, atol=0)
-    leaf = z.clone().requires_grad_()
-    dcgnn_kernels.local_sinkhorn(leaf, None, graph)[1].sum().backward()  # a gradient with stride 0
-    assert bool(torch.isfinite(leaf.grad).all())
+
+
+def strided_gradients(output: torch.Tensor) -> torch.Tensor:
+    """A scalar whose gradient with respect to ``output`` is expanded (stride 0) in the last dimension and
+    transposed in the others.
+    """
+    weights = torch.arange(1.0, 1.0 + output[..., 0].numel(), dtype=output.dtype)
+    weights = weights.view(output.shape[:-1][::-1]).mT if output.dim() > 2 else weights
+    return (output * weights[..., None].expand_as(output)).sum()
+
+
+def test_strided_gradients():
+    graph = mixed()
+    z, centroids = random_inputs(graph.num_nodes, 2, 6, CPU)
+    inputs, factors = node_update_inputs(graph, 3, 2, 6)
+    arguments = (graph, 0.7, 2, "max")
+    calls = {
+        "fresh": (lambda m: lambda z: m.local_sinkhorn(z, start(m, z), *arguments), (z,)),
+        "given": (lambda m: lambda z, c: m.local_sinkhorn(z, c, *arguments), (z, centroids)),
+        "global": (lambda m: lambda z, c: m.global_sinkhorn(z, c, 0.7, 2, "max"), (z, centroids[0])),
+        "centroids": (lambda m: lambda z: (m.local_centroids(z, graph, 3),), (z,)),
+        "scatter": (lambda m: lambda p, c: (m.cluster_scatter(p, c, graph),), inputs[3:]),
+        "update": (lambda m: lambda *t: (m.node_update(*t, graph, **factors, activation="none"),), inputs),
+    }
+
+    def start(module, z):
+        return None if module is dcgnn_kernels else reference.local_centroids(z, graph, 2)
+
+    for name, (call, tensors) in calls.items():
+        grads = []
+        for module in (dcgnn_kernels, reference):
+            leaves = [tensor.clone().requires_grad_() for tensor in tensors]
+            sum(strided_gradients(output) for output in call(module)(*leaves)).backward()
+            grads.append([leaf.grad for leaf in leaves])
+        for actual, expected in zip(*grads, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1])

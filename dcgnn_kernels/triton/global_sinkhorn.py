@@ -1,4 +1,4 @@
-"""global_sinkhorn and its backward on the GPU: dense products by torch, everything else by ``passes``."""
+"""global_sinkhorn and its backward on the GPU: costs and iterations by ``passes``, sums of rows by torch."""
 
 from __future__ import annotations
 
@@ -27,16 +27,8 @@ def _served_by_fallback(z: Tensor, centroids: Tensor, num_iters: int | None) -> 
 
 @dataclass(frozen=True)
 class _Problem:
-    """The centred rows and centroids and their (unscaled) costs.
+    """The (unscaled) costs, their scale, and how the passes over them are launched."""
 
-    Everything is measured from the first centroid, which changes no distance: a common offset then costs no
-    digits, and costs are exactly 0 where all points are equal. Costs by dot products have errors of about
-    eps times the largest squared distance from that centroid.
-    """
-
-    centre: Tensor  # [F]
-    rows: Tensor  # [N, F], z minus the centre
-    centroids: Tensor  # [Ω, F], minus the centre
     costs: Tensor  # [N, Ω]
     scale: Tensor  # [1]
     position: Tensor  # [1], of the first maximum
@@ -45,40 +37,19 @@ class _Problem:
     @classmethod
     def of(cls, z: Tensor, centroids: Tensor, lam: float, cost_scale: str) -> _Problem:
         accumulate = accumulate_dtype(z.dtype)
-        z = z.contiguous()
-        num_rows, num_channels = z.shape
-        wide = centroids.to(accumulate)
-        centre = wide[0].contiguous()
-        moved = wide - centre
-        rows = z.new_empty(z.shape, dtype=accumulate)
-        norms = z.new_empty(num_rows, dtype=accumulate)
-        width = min(config.features(num_channels), config.WIDEST)
-        height = max(1, BLOCK // width)
-        start(
-            passes.centre_rows,
-            (triton.cdiv(num_rows, height),),
-            z=z,
-            centre=centre,
-            out=rows,
-            norms=norms,
-            num_rows=num_rows,
-            num_channels=num_channels,
-            B=height,
-            FEATURES=width,
-            **compiler_options(4),
-        )
-        dots = rows @ moved.mT
-        costs = torch.empty_like(dots)
-        shape = _shape(centroids.size(0), accumulate)
+        z, centroids = z.contiguous(), centroids.contiguous()
+        (num_rows, num_channels), num_columns = z.shape, centroids.size(0)
+        costs = z.new_empty(num_rows, num_columns, dtype=accumulate)
+        shape = _distance_shape(num_columns, num_channels, accumulate)
         start(
             passes.squared_distances,
-            (triton.cdiv(num_rows, shape["B"]),),
-            dots=dots,
-            row_norms=norms,
-            column_norms=moved.square().sum(1),
+            (triton.cdiv(num_rows, shape["B"]), triton.cdiv(num_columns, shape["COLUMNS"])),
+            z=z,
+            centroids=centroids,
             costs=costs,
             num_rows=num_rows,
-            num_columns=centroids.size(0),
+            num_columns=num_columns,
+            num_channels=num_channels,
             **shape,
         )
         scale = z.new_ones(1, dtype=accumulate)
@@ -89,7 +60,7 @@ class _Problem:
             scale = costs.max().view(1)
             flat = torch.arange(costs.numel(), device=z.device).view_as(costs)
             position = torch.where(costs == scale, flat, costs.numel() - 1).min().view(1)
-        return cls(centre, rows, moved, costs, scale, position, lam)
+        return cls(costs, scale, position, lam)
 
     @property
     def num_programs(self) -> int:
@@ -132,6 +103,15 @@ def _shape(num_columns: int, dtype: torch.dtype) -> dict[str, Any]:
     return {"B": height, "COLUMNS": columns, **compiler_options(min(16, max(4, columns // 512)))}
 
 
+def _distance_shape(num_columns: int, num_channels: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Tile of the distances: 2 · BLOCK differences a program, or a quarter of them in float64."""
+    size = BLOCK // 2 if dtype == torch.float64 else 2 * BLOCK
+    columns = min(config.features(num_columns), 32)
+    width = min(config.features(num_channels), max(4, size // (8 * columns)))
+    height = max(1, size // (columns * width))
+    return {"B": height, "COLUMNS": columns, "FEATURES": width, **compiler_options(4)}
+
+
 def global_sinkhorn(
     z: Tensor,
     centroids: Tensor,
@@ -163,7 +143,7 @@ def global_sinkhorn(
             problem.combine(passes.column_potential, partial, potentials[step])
         share = torch.empty_like(problem.costs)
         _shares(problem, potentials, share, None, share, partial)
-        clusters = num_columns * (share.mT @ problem.rows) + problem.centre
+        clusters = num_columns * (share.mT @ z.to(share.dtype))
         return share.to(z.dtype), clusters.to(z.dtype), potentials
 
 
@@ -208,11 +188,18 @@ def global_sinkhorn_backward(
     with torch.cuda.device_of(z):
         problem = _Problem.of(z, centroids, lam, cost_scale)
         num_rows, num_columns = problem.costs.shape
+        # Gradients are sums over z_u − c_j and depend on nothing else: an offset that all points share is
+        # taken off, so that it costs no digits.
+        centroids = centroids.to(problem.costs.dtype)
+        centre = centroids.mean(0)
+        rows, centroids = z.to(centre.dtype) - centre, centroids - centre
         grads = problem.costs.new_zeros(1) if grad_assign is None else grad_assign.to(problem.costs.dtype)
         spread = None
         if grad_clusters is not None:
             spread = num_columns * grad_clusters.to(problem.costs.dtype)
-            grads = problem.rows @ spread.mT + (spread @ problem.centre) + grads
+            # Columns of P sum to 1 / Ω whatever the costs are: what is added to a whole column of its
+            # gradient, as the centre would be here, changes nothing.
+            grads = rows @ spread.mT + grads
         share, grad_logits = _walk_back(problem, potentials.contiguous(), grads.contiguous())
 
         grad = -lam * grad_logits
@@ -228,8 +215,8 @@ def global_sinkhorn_backward(
         # Half of the division by the scale goes to either factor: 1 / scale may overflow.
         root = torch.where(flat, 1.0, problem.scale).rsqrt()
         grad = 2.0 * grad * root
-        grad_z = grad.sum(1, keepdim=True) * problem.rows * root - grad @ (problem.centroids * root)
-        grad_centroids = (grad.sum(0)[:, None] * problem.centroids - grad.mT @ problem.rows) * root
+        grad_z = grad.sum(1, keepdim=True) * rows * root - grad @ (centroids * root)
+        grad_centroids = (grad.sum(0)[:, None] * centroids - grad.mT @ rows) * root
         if spread is not None:
             grad_z = grad_z.addmm_(share, spread)
         return grad_z.to(z.dtype), grad_centroids.to(z.dtype)

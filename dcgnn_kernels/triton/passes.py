@@ -14,36 +14,42 @@ from dcgnn_kernels.triton.device import log_sum_exp, whole_number
 
 
 @triton.jit
-def centre_rows(z, centre, out, norms, num_rows, num_channels, B: tl.constexpr, FEATURES: tl.constexpr):
-    """Out = z − centre in full precision, and the squared norms of its rows."""
+def squared_distances(
+    z,
+    centroids,
+    costs,
+    num_rows,
+    num_columns,
+    num_channels,
+    B: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FEATURES: tl.constexpr,
+):
+    """Sums of squared differences, on a grid of (rows, columns).
+
+    Dot products would need fewer instructions, but lose digits where points lie further from the origin than
+    from each other.
+    """
+    accumulate = costs.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    live = row < num_rows
-    total = tl.zeros([B], dtype=norms.dtype.element_ty)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    here, there = row < num_rows, column < num_columns
+    total = tl.zeros([B, COLUMNS, FEATURES], dtype=accumulate)
     for start in range(0, num_channels, FEATURES):
         channel = start + tl.arange(0, FEATURES)
         has = channel < num_channels
-        place = row[:, None] * num_channels + channel[None, :]
-        mask = live[:, None] & has[None, :]
-        middle = tl.load(centre + channel, mask=has, other=0.0).to(total.dtype)
-        values = tl.load(z + place, mask=mask, other=0.0).to(total.dtype) - middle[None, :]
-        values = tl.where(mask, values, 0.0)
-        tl.store(out + place, values, mask=mask)
-        total += tl.sum(values * values, 1)
-    tl.store(norms + row, total, mask=live)
-
-
-@triton.jit
-def squared_distances(
-    dots, row_norms, column_norms, costs, num_rows, num_columns, B: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """From dot products: ‖z‖² + ‖c‖² − 2 z·c, not below 0."""
-    place, valid, row, columns = block(tl.program_id(0), num_rows, num_columns, B, COLUMNS)
-    rows = tl.load(row_norms + row, mask=row < num_rows, other=0.0)
-    norms = tl.load(column_norms + columns, mask=columns < num_columns, other=0.0)
-    products = tl.load(dots + place, mask=valid, other=0.0)
-    distance = (rows[:, None] + norms[None, :]) - 2.0 * products
-    distance = tl.where(distance < 0, 0.0, distance)
-    tl.store(costs + place, distance, mask=valid)
+        points = tl.load(
+            z + row[:, None] * num_channels + channel[None, :], mask=here[:, None] & has[None, :], other=0.0
+        )
+        centres = tl.load(
+            centroids + column[:, None] * num_channels + channel[None, :],
+            mask=there[:, None] & has[None, :],
+            other=0.0,
+        )
+        difference = points.to(accumulate)[:, None, :] - centres.to(accumulate)[None, :, :]
+        total += difference * difference
+    place = row[:, None] * num_columns + column[None, :]
+    tl.store(costs + place, tl.sum(total, 2), mask=here[:, None] & there[None, :])
 
 
 @triton.jit
