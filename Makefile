@@ -6,6 +6,7 @@
 # make check-cuda-build  a wheel with CUDA kernels, built and checked beside the CUDA build of torch; needs nvcc,
 #              no GPU, and 8 GB of disk for its own environment in build/cuda-check
 # make cuda-resources  registers, spills and occupancy of every CUDA kernel; fails on spills; needs nvcc
+# make triton-resources  the same for Triton kernels in their default configurations; needs no nvcc
 # make lint    ruff, mypy, clang-format
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +17,7 @@ STAMP := $(VENV)/.installed
 # Threads that spin while they wait slow each other down manyfold on a machine that is busy with other work.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: setup demo test test-gpu-code lint format native-test sanitize check-cuda-build cuda-resources clean
+.PHONY: setup demo test test-gpu-code lint format native-test sanitize check-cuda-build cuda-resources triton-resources clean
 
 setup: $(STAMP)
 
@@ -82,6 +83,9 @@ check-cuda-build:
 
 cuda-resources:
 	$(PYTHON) tests/cuda_resources.py
+
+triton-resources: setup
+	DCGNN_GPU_CODE=resources $(BIN)/python -m pytest -s tests/test_triton_resources.py
 
 lint: setup
 	$(BIN)/ruff check .

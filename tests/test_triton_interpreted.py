@@ -316,7 +316,9 @@ def test_strided_gradients():
             sum(strided_gradients(output) for output in call(module)(*leaves)).backward()
             grads.append([leaf.grad for leaf in leaves])
         for actual, expected in zip(*grads, strict=True):
-            torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                actual, expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1])

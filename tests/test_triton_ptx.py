@@ -15,8 +15,8 @@ import dcgnn_kernels
 from dcgnn_kernels import reference
 
 CPU = torch.device("cpu")
-DTYPES = (torch.float32, torch.bfloat16) if FULL else (torch.float32,)
-F32, BF16 = torch.float32, torch.bfloat16
+F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
+DTYPES = (F32, BF16, F16, F64) if FULL else (F32,)
 
 
 @pytest.fixture(params=[80, 90] if FULL else [80], ids=lambda arch: f"sm_{arch}")

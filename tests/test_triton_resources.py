@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
+import os
 import re
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,31 +14,64 @@ import torch
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
-from triton_cases import FULL
+from triton_cases import FULL, RESOURCES
 
 from dcgnn.cli import main
 from dcgnn_kernels.triton import catalogue, inspect
 
 NO_SPILLS = tuple(t for t in inspect.NVIDIA_TARGETS if t != "sm_75")
-DTYPES = catalogue.DTYPES if FULL else (torch.float32,)
+LARGEST, DEFAULTS, EVERYTHING = "largest tiles", "default configurations", "every option"
 
 
-def chosen(dtype: torch.dtype) -> list[catalogue.Entry]:
-    """All configurations, or the first (the largest tile) of every kernel."""
-    entries = catalogue.entries([dtype])
-    return entries if FULL else list({entry.kernel: entry for entry in reversed(entries)}.values())
+def cases() -> list[tuple[str, torch.dtype, str]]:
+    """Which configurations are compiled for which GPU and dtype: make test, make triton-resources and
+    make test-gpu-code.
+    """
+    if FULL:
+        return [(target, dtype, EVERYTHING) for target in inspect.TARGETS for dtype in catalogue.DTYPES]
+    if RESOURCES:
+        every = [
+            (t, dtype, DEFAULTS) for t in ("sm_80", "sm_90") for dtype in (torch.float32, torch.bfloat16)
+        ]
+        return every + [(t, torch.float32, LARGEST) for t in inspect.TARGETS if t not in ("sm_80", "sm_90")]
+    return [("sm_90", torch.float32, LARGEST)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("target", inspect.TARGETS if FULL else ("sm_90",))
-def test_compiles_without_spills(target, dtype):
-    spilled = []
-    for entry in chosen(dtype):
-        compiled = entry.compile(target)
-        assert compiled.binary
-        if target in NO_SPILLS and compiled.spill_stores + compiled.spill_loads:
-            spilled.append((entry.label, compiled.registers, compiled.spill_stores))
-    assert not spilled
+@functools.cache
+def chosen(dtype: torch.dtype, which: str) -> list[catalogue.Entry]:
+    """In each process the same list; the largest tile of a kernel is launched first."""
+    entries = catalogue.entries([dtype], options=which == EVERYTHING)
+    return (
+        list({entry.kernel: entry for entry in reversed(entries)}.values()) if which == LARGEST else entries
+    )
+
+
+def compile_one(target: str, dtype: torch.dtype, which: str, index: int) -> tuple[str, int, int]:
+    """The name of the configuration, registers and spilled bytes of a thread."""
+    entry = chosen(dtype, which)[index]
+    compiled = entry.compile(target)
+    assert compiled.binary
+    if target in NO_SPILLS:
+        return entry.label, compiled.registers, compiled.spill_stores + compiled.spill_loads
+    return entry.label, 0, 0
+
+
+@pytest.fixture(scope="module")
+def in_processes():
+    """Calls a function for each of some arguments, on all cores where there is much to do."""
+    if not (FULL or RESOURCES):
+        yield map
+        return
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        yield functools.partial(pool.map, chunksize=4)
+
+
+@pytest.mark.parametrize(("target", "dtype", "which"), cases(), ids=str)
+def test_compiles_without_spills(target, dtype, which, in_processes):
+    number = len(chosen(dtype, which))
+    done = list(in_processes(functools.partial(compile_one, target, dtype, which), range(number)))
+    print(f"{target}, {dtype}: {number} kernels in their {which}")
+    assert [line for line in done if line[2] > 0] == []
 
 
 def test_the_catalogue_has_every_kernel():
@@ -52,6 +89,19 @@ def test_the_catalogue_has_every_kernel():
     shared = {"member_rows", "channels", "tile_sum"}  # called by kernels of other modules
     listed = {entry.kernel.__name__ for entry in catalogue.entries([torch.float32])}
     assert listed == launched - shared
+
+
+@pytest.mark.parametrize(
+    ("option", "values"), [("SCALE", {0, 1, 2}), ("CONVERGE", {False, True}), ("FRESH", {False, True})]
+)
+def test_the_catalogue_has_every_option(option, values):
+    """Of every kernel that has it; K other than 2 has no kernels for convergence."""
+    seen: dict[str, set] = {}
+    for entry in catalogue.entries([torch.float32], options=True):
+        if option in entry.constants:
+            seen.setdefault(entry.kernel.__name__, set()).add(entry.constants[option])
+    assert seen
+    assert all(found == values for found in seen.values()), seen
 
 
 def compiled_with(registers, warps, shared, target="sm_80", spills=0):

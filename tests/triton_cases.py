@@ -17,6 +17,9 @@ from dcgnn_kernels.triton import registry
 FULL = os.environ.get("DCGNN_GPU_CODE") == "full"
 """Whether everything runs (`make test-gpu-code`), or the quick part of `make test`."""
 
+RESOURCES = os.environ.get("DCGNN_GPU_CODE") == "resources"
+"""Whether the default configurations are compiled, to see if one spills (`make triton-resources`)."""
+
 only_full = pytest.mark.skipif(not FULL, reason="runs with make test-gpu-code")
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dcgnn_kernels.graph import EgoGraph
 from dcgnn_kernels.reference import accumulate_dtype
@@ -94,58 +95,87 @@ def entry_of(launch: Launch) -> Entry:
     return Entry(launch.kernel, label, signature, constants, tuple(divisible), num_warps, arguments)
 
 
-def sample_graph() -> EgoGraph:
-    """Egos and nodes of all size classes, with about as many slots in each."""
+def _stars(sizes: Iterable[int]) -> Tensor:
+    """Edges to centres of egos of these sizes, with about as many slots of each."""
     sources, targets = [], []
-    node = 0
-    for size in (3, 7, 14, 28, 60, 120, 250, 600, 2000):
+    centre = 2000
+    for size in sizes:
         for _ in range(max(1, 2000 // size)):
             sources.append(torch.arange(size - 1))
-            targets.append(torch.full((size - 1,), 2000 + node))
-            node += 1
-    star = torch.stack([torch.cat(sources), torch.cat(targets)])
-    both = torch.cat([star, star.flip(0) + 4000], dim=1)
+            targets.append(torch.full((size - 1,), centre))
+            centre += 1
+    return torch.stack([torch.cat(sources), torch.cat(targets)])
+
+
+def sample_graph() -> EgoGraph:
+    """Egos and nodes of all size classes."""
+    stars = _stars((3, 7, 14, 28, 60, 120, 250, 600, 2000))
+    both = torch.cat([stars, stars.flip(0) + 4000], dim=1)
     return EgoGraph.from_edge_index(both, int(both.max()) + 1)
 
 
-def launches(dtype: torch.dtype, num_channels: int = 64, num_global: int = 8) -> Iterator[Launch]:
-    """All launches of a forward and backward pass: K = 2 as the layers use it, and K = 4."""
+_Case = tuple[int, bool, str, int | None]  # K, whether centroids are given, cost scale, iterations
+# Every size class: what the layers use by default,
+# its counterpart with centroids, and K = 4.
+_DEFAULTS: tuple[_Case, ...] = ((2, False, "max", 3), (2, True, "none", 3), (4, False, "max", 3))
+# The largest tiles and hubs: every two options together.
+_OPTIONS: tuple[_Case, ...] = (
+    (2, False, "none", None),
+    (2, False, "mean", None),
+    (2, True, "max", None),
+    (2, True, "mean", 3),
+    (4, True, "mean", 3),
+    (4, True, "none", 3),
+)
+
+
+def launches(
+    dtype: torch.dtype, num_channels: int = 64, num_global: int = 8, *, options: bool = False
+) -> Iterator[Launch]:
+    """All launches of a forward and backward pass: K = 2 as the layers use it, and K = 4.
+
+    ``options`` adds the other cost scales, centroids and convergence, in the largest tiles.
+    """
     graph = sample_graph()
     arrays = graph.arrays()
-    wide = accumulate_dtype(dtype)
     z = torch.zeros(graph.num_nodes, num_channels, dtype=dtype)
-    factor = torch.zeros(graph.num_nodes, dtype=wide)
-    factors = (factor, factor, factor, factor)
+    share = torch.zeros(graph.num_nodes, num_global, dtype=dtype)
     whole = torch.zeros(num_global, num_channels, dtype=dtype)
+    factors = (torch.zeros(graph.num_nodes, dtype=accumulate_dtype(dtype)),) * 4
     with recorded() as seen:
-        for num_local, centroids, scale in (
-            (2, None, "max"),
-            (2, z[:, None].repeat(1, 2, 1), "none"),
-            (4, None, "max"),
-        ):
-            options = (num_local, 2.0, 3, scale)
-            assign, clusters, potentials = local_sinkhorn.local_sinkhorn(
-                z, centroids, *arrays, *options, 1e-6, 100
-            )
-            local_sinkhorn.local_sinkhorn_backward(
-                assign, clusters, z, centroids, potentials, *arrays, *options
-            )
-            local_centroids.local_centroids_backward(clusters, *arrays, num_local)
+        for case in _DEFAULTS:
+            assign, clusters = _local(graph, z, *case)
+            local_centroids.local_centroids_backward(clusters, *arrays, clusters.size(1))
             cluster_scatter.cluster_scatter(assign, clusters, *arrays)
-            share = torch.zeros(graph.num_nodes, num_global, dtype=dtype)
             cluster_scatter.node_update(z, share, whole, assign, clusters, *factors, *arrays, "tanh")
             cluster_scatter.node_update_backward(z, share, whole, assign, clusters, *factors, *arrays)
         local_centroids.local_centroids(z, *arrays, 2)
         assign, clusters, potentials = global_sinkhorn.global_sinkhorn(z, whole, 2.0, 3, "none", 1e-6, 100)
         global_sinkhorn.global_sinkhorn_backward(assign, clusters, z, whole, potentials, 2.0, 3, "none")
+        large = EgoGraph.from_edge_index(_stars((120, 250, 2000)))
+        for case in _OPTIONS if options else ():
+            _local(large, z[: large.num_nodes], *case)
     yield from seen
 
 
-def entries(dtypes: Iterable[torch.dtype] = DTYPES, num_channels: int = 64) -> list[Entry]:
-    """Without repetitions, in the order in which they are launched."""
+def _local(
+    graph: EgoGraph, z: Tensor, num_local: int, given: bool, cost_scale: str, num_iters: int | None
+) -> tuple[Tensor, Tensor]:
+    """Forward and backward of local_sinkhorn."""
+    arrays, options = graph.arrays(), (num_local, 2.0, num_iters, cost_scale)
+    centroids = z[:, None].repeat(1, num_local, 1) if given else None
+    assign, clusters, potentials = local_sinkhorn.local_sinkhorn(z, centroids, *arrays, *options, 1e-6, 100)
+    local_sinkhorn.local_sinkhorn_backward(assign, clusters, z, centroids, potentials, *arrays, *options)
+    return assign, clusters
+
+
+def entries(
+    dtypes: Iterable[torch.dtype] = DTYPES, num_channels: int = 64, *, options: bool = False
+) -> list[Entry]:
+    """Without repetitions, in the order in which they are launched; ``options`` as of :func:`launches`."""
     found: dict[tuple[Any, ...], Entry] = {}
     for dtype in dtypes:
-        for launch in launches(dtype, num_channels):
+        for launch in launches(dtype, num_channels, options=options):
             entry = entry_of(launch)
             key = (entry.kernel, str(entry.signature), str(entry.constants), entry.divisible, entry.num_warps)
             found.setdefault(key, entry)

@@ -152,10 +152,7 @@ class Layer:
         copy = 0 if self.item >= FLOAT else 2 * self.nodes * self.num_channels * FLOAT - self.table
         costs = self.nodes * self.num_global * FLOAT
         streamed = (
-            2 * self.table
-            + copy
-            + costs * (4 + self.global_iters)
-            + self.nodes * self.num_global * self.item
+            2 * self.table + copy + costs * (4 + self.global_iters) + self.nodes * self.num_global * self.item
         )
         flops = (
             5.0 * self.nodes * self.num_channels * self.num_global + 20.0 * self.global_iters * costs / FLOAT
