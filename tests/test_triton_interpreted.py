@@ -11,8 +11,8 @@ from emulation import triton_guard
 from graphs import awkward, random_graphs, star
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ops import COST_SCALES, TOLERANCE, compare_with_reference, random_inputs, values_and_grads
-from triton_cases import FULL, mixed, node_update_inputs, on_cpu, small_tiles
+from test_ops import COST_SCALES, compare_with_reference, random_inputs, values_and_grads
+from triton_cases import FULL, close, mixed, node_update_inputs, on_cpu, small_tiles
 
 import dcgnn_kernels
 from dcgnn_kernels import EgoGraph, reference
@@ -32,13 +32,6 @@ def shape(request, monkeypatch):
     if request.param == "tiled":
         small_tiles(monkeypatch)
     return request.param
-
-
-def close(op, oracle, inputs, dtype):
-    """As the ops' own tests do; they have no float16, which rounds to 11 bits once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(TOLERANCE, torch.float16, 4e-3)
-        compare_with_reference(op, oracle, inputs, dtype)
 
 
 LOCAL = [
