@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import sys
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
-from emulation import triton_guard
+from emulation import triton_guard, triton_ptx
 from graphs import ring, star
 from test_ops import random_inputs, values_and_grads
 from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 from triton_cases import mixed, node_update_inputs, on_cpu, small_tiles
 
 import dcgnn_kernels
@@ -26,6 +28,7 @@ from dcgnn_kernels.triton import (
     cluster_scatter,
     config,
     global_sinkhorn,
+    inspect,
     local_centroids,
     local_sinkhorn,
     plan,
@@ -262,32 +265,77 @@ def test_launches_on_another_device(name, dtype, device, monkeypatch):
                 assert value.is_contiguous(), (launch.kernel.__name__, key)
 
 
-def test_device_is_current_during_every_launch(monkeypatch):
-    """The guard is entered with the data's device and is still held when the kernel starts."""
-    held = []
+class PretendedGpu:
+    """Triton's own launch code on a machine with a second GPU that is not there.
+
+    Stands for Triton's driver, for ``torch.cuda.device_of`` and for compiled kernels, which are recorded
+    instead of compiled and run: (kernel, device, signature, constants, attributes), and (grid, stream).
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.held: list[torch.Tensor] = []
+        self.compiled: list[tuple] = []
+        self.started: list[tuple] = []
+        patch.setattr(torch.cuda, "device_of", self.device_of)
+        patch.setattr(type(driver), "active", self)
+
+        def compile_kernel(kernel, key, signature, device, constants, options, attributes, warmup):
+            self.compiled.append((kernel, device, signature, constants, attributes))
+            return SimpleNamespace(
+                launch_metadata=lambda *_: None, run=self.run, function=None, packed_metadata=None
+            )
+
+        patch.setattr(JITFunction, "_do_compile", compile_kernel)
 
     @contextlib.contextmanager
-    def device_of(tensor):
-        held.append(tensor.device)
+    def device_of(self, tensor):
+        self.held.append(tensor)
         yield
-        held.pop()
+        self.held.pop()
 
-    monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    from dcgnn_kernels.triton import launcher
+    def get_current_device(self):
+        assert self.held, "a launch outside of the device guard"
+        return f"GPU of tensor {id(self.held[-1])}"
 
-    class Kernel:
-        def __getitem__(self, grid):
-            assert held, "a launch outside of the device guard"
-            return lambda **arguments: None
+    def get_current_stream(self, device):
+        return f"current stream of {device}"
 
-    original = launcher.start
-    modules = [
-        m for n, m in sys.modules.items() if n.startswith("dcgnn_kernels.triton") and hasattr(m, "start")
-    ]
-    for module in modules:
-        monkeypatch.setattr(module, "start", lambda kernel, grid, **a: original(Kernel(), grid, **a))
-    for call in calls(mixed(), torch.float32, CPU).values():
+    def get_current_target(self):
+        return inspect.gpu_target("sm_80")
+
+    def run(self, x, y, z, stream, *_):
+        self.started.append(((x, y, z), stream))
+
+
+@pytest.mark.parametrize("name", calls(mixed(), torch.float32, CPU))
+def test_triton_launches_on_the_device_and_stream_of_the_data(name, monkeypatch):
+    """The guard is entered with a tensor of the op and held during every launch, from which Triton takes the
+    stream; and Triton specialises arguments as the emulator of the PTX does.
+    """
+    small_tiles(monkeypatch)
+    graph = mixed()
+    call = calls(graph, torch.float32, CPU)[name]
+    own = {id(cell.cell_contents) for cell in call.__closure__ if torch.is_tensor(cell.cell_contents)}
+    with recorded() as expected:
         call()
+    gpu = PretendedGpu(monkeypatch)
+    call()
+    assert len(gpu.compiled) == len(gpu.started) == len(expected) > 0
+    for launch, compiled, started in zip(expected, gpu.compiled, gpu.started, strict=True):
+        kernel, device, signature, constants, attributes = compiled
+        assert device in {f"GPU of tensor {tensor}" for tensor in own}
+        assert started == ((*launch.grid, 1, 1)[:3], f"current stream of {device}")
+        assert kernel is launch.kernel
+        names = list(signature)
+        wanted = triton_ptx.specialise(kernel, launch.arguments)
+        divisible = tuple(names[place] for (place,), facts in attributes.items() if facts)
+        assert (signature, {names[place]: value for (place,), value in constants.items()}) == wanted[:2]
+        assert divisible == wanted[2]
+
+
+def test_the_guard_of_torch_takes_the_index_of_the_tensor():
+    with FakeTensorMode():
+        assert torch.cuda.device_of(torch.empty(2, device="cuda:3")).idx == 3
 
 
 def test_ops_trace_on_fake_cuda_tensors():
