@@ -78,7 +78,8 @@ check-cuda-build:
 	$(CUDA_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $(CUDA_CHECK)/wheels/*.whl
 	nvcc -shared -cudart none -Xcompiler -fPIC -Xlinker -soname,libcuda.so.1 -o $(CUDA_CHECK)/libcuda.so.1 csrc/tests/pretend_cuda.cpp
 	cd $(CUDA_CHECK) && DCGNN_WHEEL="$$(ls wheels/*.whl)" DCGNN_PRETEND=$(CUDA_CHECK)/libcuda.so.1 \
-	  LD_LIBRARY_PATH=$(CUDA_CHECK) LD_PRELOAD=$(CUDA_CHECK)/libcuda.so.1 $(CUDA_BIN)/pytest -s $(CURDIR)/tests/check_cuda_build.py
+	  LD_LIBRARY_PATH=$(CUDA_CHECK) LD_PRELOAD=$(CUDA_CHECK)/libcuda.so.1 $(CUDA_BIN)/pytest -s $(CURDIR)/tests/check_cuda_build.py \
+	  $(CURDIR)/tests/test_triton_launch.py $(CURDIR)/tests/test_triton_registry.py
 	@echo "The environment stays in build/cuda-check for the next run; 'make clean' removes it."
 
 cuda-resources:

@@ -11,6 +11,7 @@ import ctypes
 import os
 import re
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -23,7 +24,8 @@ import dcgnn_kernels
 from dcgnn import DCConv
 from dcgnn_kernels import EgoGraph, _native_loader, backends
 
-CUDA_OPS = ("cluster_scatter", "cluster_scatter_backward", "node_update", "node_update_backward")
+NATIVE_OPS = ("cluster_scatter", "node_update")
+TRITON_OPS = ("local_sinkhorn", "local_centroids", "global_sinkhorn")
 WHEEL = Path(os.environ["DCGNN_WHEEL"])
 PRETEND = ctypes.CDLL(os.environ["DCGNN_PRETEND"])
 PRETEND.pretend_last_stream.restype = ctypes.c_void_p
@@ -36,9 +38,43 @@ def test_the_installed_extension_is_loaded():
     assert _native_loader.module.cuda_version.split(".")[0] == torch.version.cuda.split(".")[0]
 
 
-@pytest.mark.parametrize("op", CUDA_OPS)
+@pytest.mark.parametrize("op", NATIVE_OPS + TRITON_OPS)
 def test_ops_are_registered_for_cuda(op):
-    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"dcgnn::{op}", "CUDA")
+    for name in (op, f"{op}_backward"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"dcgnn::{name}", "CUDA")
+
+
+def test_each_backend_serves_its_ops_on_a_gpu():
+    """The pretended device is of compute capability 8.0."""
+    state = backends()
+    assert state["native-cuda"].available, state["native-cuda"].reason
+    assert state["native-cuda"].ops == NATIVE_OPS
+    assert state["triton"].available, state["triton"].reason
+    assert state["triton"].ops == TRITON_OPS
+
+
+TAKE_OVER = """
+import torch
+from dcgnn_kernels import _native_loader, backends
+from dcgnn_kernels.triton import registry
+
+assert not torch.cuda.is_initialized()
+_native_loader.module.cuda_architectures = "sm_90"
+called = []
+registry.kernel = lambda name: lambda *arguments: called.append(name) or torch.empty(3, 8, device="cuda")
+clusters = torch.empty(3, 2, 8, device="cuda")
+index = torch.zeros(4, dtype=torch.int32, device="cuda")
+torch.ops.dcgnn.cluster_scatter(torch.empty(3, 2, device="cuda"), clusters, *[index] * 5)
+assert called == ["cluster_scatter"], called
+print(backends())
+"""
+
+
+def test_triton_takes_over_on_a_gpu_that_the_build_holds_no_code_for():
+    """Decided when CUDA starts, not when the package is imported."""
+    done = subprocess.run([sys.executable, "-c", TAKE_OVER], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "compute capability 8.0, for which the build holds no code (sm_90)" in done.stdout
 
 
 def test_backends_says_that_the_kernels_are_built_and_why_they_are_off(monkeypatch):
@@ -110,7 +146,27 @@ def test_fake_tensors_flow_through_export(fake_layer):
     mode, layer, x, graph = fake_layer
     with mode:
         program = torch.export.export(layer, (x, graph))
-    assert "dcgnn.node_update.default" in {str(node.target) for node in program.graph.nodes}
+    called = {str(node.target) for node in program.graph.nodes}
+    assert {f"dcgnn.{op}.default" for op in ("local_sinkhorn", "global_sinkhorn", "node_update")} <= called
+
+
+def test_fake_tensors_flow_through_every_op_and_its_gradient(fake_layer):
+    """The ops that a layer does not call by default, too: other K, given centroids, the plain broadcast."""
+    mode, _, x, graph = fake_layer
+
+    def chain(x):
+        centroids = dcgnn_kernels.local_centroids(x, graph, 3)
+        assign, clusters = dcgnn_kernels.local_sinkhorn(x, centroids, graph, num_iters=2, cost_scale="mean")
+        share, whole = dcgnn_kernels.global_sinkhorn(x, clusters[:4, 0], cost_scale="max")
+        return dcgnn_kernels.cluster_scatter(assign, clusters, graph) + share @ whole
+
+    with mode:
+        for run in (chain, torch.compile(chain, backend="aot_eager", fullgraph=True)):
+            x.grad = None
+            out = run(x)
+            assert out.device.type == "cuda"
+            out.sum().backward()
+            assert x.grad.shape == x.shape
 
 
 def on_device(graph: EgoGraph) -> EgoGraph:
