@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from layer_cases import SHAPES, power_law_edges
 
+from dcgnn.bench.shapes import SHAPES, make_edges
 from dcgnn_kernels import EgoGraph
 from dcgnn_kernels.triton.roofline import A100, H100, Gpu, Kernel, Layer, seconds
 
@@ -15,9 +15,8 @@ NAMES = {"penn94": "Penn94", "cornell5": "Cornell5", "genius": "Genius"}
 
 
 def degrees(shape: str) -> torch.Tensor:
-    """Ego sizes of the random power-law graph of that shape, which the other benchmarks use too."""
-    num_nodes, num_edges = SHAPES[shape]
-    return EgoGraph.from_edge_index(power_law_edges(num_nodes, num_edges), num_nodes).ego_sizes()
+    """Ego sizes of the random graph of that shape, which the other benchmarks use too."""
+    return EgoGraph.from_edge_index(make_edges(SHAPES[shape]), SHAPES[shape].num_nodes).ego_sizes()
 
 
 def row(name: str, cells: list[str]) -> str:
@@ -32,16 +31,16 @@ def milliseconds(kernels: list[Kernel], gpu: Gpu) -> str:
 
 def main() -> None:
     """Print the tables."""
-    sizes = {shape: degrees(shape) for shape in SHAPES}
+    sizes = {shape: degrees(shape) for shape in NAMES}
     layers = {
         (shape, dtype): Layer(sizes[shape], dtype=dtype)
-        for shape in SHAPES
+        for shape in NAMES
         for dtype in (torch.float32, torch.bfloat16)
     }
-    head = [f"{NAMES[shape]}, {gpu.name}" for shape in SHAPES for gpu in (A100, H100)]
+    head = [f"{NAMES[shape]}, {gpu.name}" for shape in NAMES for gpu in (A100, H100)]
     print(row("milliseconds (model)", head))
     print(row("---", ["---"] * len(head)))
-    places = [(shape, gpu) for shape in SHAPES for gpu in (A100, H100)]
+    places = [(shape, gpu) for shape in NAMES for gpu in (A100, H100)]
     rows = {
         "GCN, cuSPARSE, float32": ("gcn", torch.float32),
         "GCN, cuSPARSE, bfloat16": ("gcn", torch.bfloat16),
@@ -79,9 +78,9 @@ def main() -> None:
         print(f"- below {bound} times {OTHERS[other]} everywhere: {'; '.join(states)}")
 
     print()
-    print(row("MB through L2, forward", [f"{NAMES[s]} {n}" for s in SHAPES for n in ("float32", "bfloat16")]))
+    print(row("MB through L2, forward", [f"{NAMES[s]} {n}" for s in NAMES for n in ("float32", "bfloat16")]))
     print(row("---", ["---"] * 6))
-    both = [layers[s, dtype] for s in SHAPES for dtype in (torch.float32, torch.bfloat16)]
+    both = [layers[s, dtype] for s in NAMES for dtype in (torch.float32, torch.bfloat16)]
     for index, kernel in enumerate(both[0].forward()):
         print(row(kernel.name, [f"{layer.forward()[index].bytes() / 1e6:.0f}" for layer in both]))
     print(row("SpMM of a GCN", [f"{layer.spmm().bytes() / 1e6:.0f}" for layer in both]))

@@ -5,8 +5,86 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Seconds of every measured run, in order."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle one."""
+        return statistics.median(self.seconds)
+
+    def quantile(self, share: float) -> float:
+        """The time that ``share`` of the runs stay below, interpolated."""
+        ordered = sorted(self.seconds)
+        place = share * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def interleaved_samples(
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int = 10,
+    warmup: int = 2,
+    max_seconds: float | None = None,
+    each_seconds: float | None = None,
+    prepare: Mapping[str, Callable[[], object]] | None = None,
+    after_run: Callable[[], object] | None = None,
+) -> dict[str, Samples]:
+    """Seconds of each candidate, measured in turns.
+
+    Every round runs each candidate once, so that a slow phase of the machine meets all of them;
+    the ratio of two medians is then steadier than the medians themselves.
+
+    Args:
+        candidates: Functions by name.
+        rounds: Rounds that are measured.
+        warmup: Rounds before them that are not.
+        max_seconds: Stop after the measured round in which this much time has passed.
+        each_seconds: A candidate that has run for this long, warm-up included, sits the rest out as
+            soon as it has one measured run.
+        prepare: What some candidates need before every run; not measured.
+        after_run: Called after every run, for a progress bar.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be positive, got {rounds}")
+    prepare = prepare or {}
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    spent = dict.fromkeys(candidates, 0.0)
+
+    def run(name: str) -> float:
+        if name in prepare:
+            prepare[name]()
+        seconds = _timed(candidates[name])
+        spent[name] += seconds
+        if after_run is not None:
+            after_run()
+        return seconds
+
+    def sits_out(name: str) -> bool:
+        return each_seconds is not None and spent[name] >= each_seconds
+
+    for _ in range(warmup):
+        for name in candidates:
+            if not sits_out(name):
+                run(name)
+    started = time.perf_counter()
+    for _ in range(rounds):
+        for name, times in samples.items():
+            if not times or not sits_out(name):
+                times.append(run(name))
+        if max_seconds is not None and time.perf_counter() - started > max_seconds:
+            break
+    return {name: Samples(tuple(times)) for name, times in samples.items()}
 
 
 def interleaved_medians(
@@ -16,33 +94,9 @@ def interleaved_medians(
     warmup: int = 2,
     max_seconds: float | None = None,
 ) -> dict[str, float]:
-    """Median seconds of each candidate, measured in turns.
-
-    Every round runs each candidate once, so that a slow phase of the machine meets all of them;
-    the ratio of two medians is then steadier than the medians themselves.
-
-    Args:
-        candidates: Functions by name.
-        rounds: Rounds that are measured.
-        warmup: Rounds before them that are not.
-        max_seconds: Stop after the round in which this much time has passed.
-
-    Returns:
-        Median time of each candidate in seconds.
-    """
-    if rounds < 1:
-        raise ValueError(f"rounds must be positive, got {rounds}")
-    for _ in range(warmup):
-        for candidate in candidates.values():
-            _timed(candidate)
-    samples: dict[str, list[float]] = {name: [] for name in candidates}
-    started = time.perf_counter()
-    for _ in range(rounds):
-        for name, candidate in candidates.items():
-            samples[name].append(_timed(candidate))
-        if max_seconds is not None and time.perf_counter() - started > max_seconds:
-            break
-    return {name: statistics.median(times) for name, times in samples.items()}
+    """Median seconds of each candidate; see :func:`interleaved_samples`."""
+    samples = interleaved_samples(candidates, rounds=rounds, warmup=warmup, max_seconds=max_seconds)
+    return {name: times.median for name, times in samples.items()}
 
 
 def _timed(candidate: Callable[[], object]) -> float:

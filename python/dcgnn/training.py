@@ -168,7 +168,7 @@ def train(
     check_scorable(data)
     if resume and checkpoint is None:
         raise ValueError("resume wants the checkpoint to continue from")
-    run = _Run(model, data, config, graph)
+    run = TrainingRun(model, data, config, graph)
     identity = _identity(model, data, config, model_options or {})
     path = Path(checkpoint) if checkpoint is not None else None
 
@@ -216,7 +216,7 @@ def train(
     return run.result()
 
 
-class _Run:
+class TrainingRun:
     """The state of one training run: everything that a checkpoint must hold."""
 
     def __init__(self, model: nn.Module, data: GraphData, config: TrainConfig, graph: Any) -> None:
@@ -256,7 +256,7 @@ class _Run:
         self.optimizer.step()
 
         try:
-            logits = self._predict()
+            logits = self.predict()
         except ValueError as error:
             # The arguments were good a moment ago, so it is the new weights that overflow.
             raise self._diverged(f"the model fails after the step ({error})") from error
@@ -295,7 +295,8 @@ class _Run:
         )
 
     @torch.no_grad()
-    def _predict(self) -> Tensor:
+    def predict(self) -> Tensor:
+        """Logits of every node, without dropout."""
         self.model.eval()
         return self.model(self.data.x, self.graph)
 
@@ -350,7 +351,7 @@ class _Run:
     def result(self) -> TrainResult:
         """Restore the best weights and score every mask with them."""
         self.model.load_state_dict(self.best_weights)
-        logits = self._predict()
+        logits = self.predict()
         scores = {
             name: score(logits[mask], self.data.y[mask], self.data.metric)
             for name, mask in self.data.masks().items()

@@ -1,4 +1,4 @@
-"""The ``dcgnn`` command: ``train``, ``demo``, ``graphs`` and ``info``."""
+"""The ``dcgnn`` command: ``train``, ``demo``, ``bench``, ``graphs`` and ``info``."""
 
 from dcgnn.cli.main import main
 

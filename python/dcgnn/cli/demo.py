@@ -88,7 +88,7 @@ def _train_table(data: GraphData, config: TrainConfig, arguments: argparse.Names
         for name, result in results.items()
     ]
     metric = {"roc_auc": "test ROC AUC", "accuracy": "test accuracy"}[data.metric]
-    return format_table(["model", metric, "ms/epoch", "ratio to GCN", "parameters"], rows, numeric=True)
+    return format_table(["model", metric, "ms/epoch", "ratio to GCN", "parameters"], rows, words=1)
 
 
 def _layer_table(data: GraphData, channels: int) -> str:
@@ -121,7 +121,7 @@ def _layer_table(data: GraphData, channels: int) -> str:
         [name] + [f"{1000 * times[name]:.2f} ({times[name] / times['GCNConv']:.2f})" for times in columns]
         for name in layers
     ]
-    return format_table(["layer", "forward", "forward + backward"], rows, numeric=True)
+    return format_table(["layer", "forward", "forward + backward"], rows, words=1)
 
 
 def _indented(text: str) -> str:

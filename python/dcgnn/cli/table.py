@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, numeric: bool = False) -> str:
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int | None = None) -> str:
     """Columns of equal width under a header.
 
     Args:
         header: Names of the columns.
         rows: The cells.
-        numeric: Align all columns but the first to the right.
+        words: Align all columns after the first so many to the right, as numbers are; None: align none.
     """
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
 
     def join(line: Sequence[str]) -> str:
         cells = (
-            cell.rjust(width) if numeric and column else cell.ljust(width)
+            cell.ljust(width) if words is None or column < words else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         return "  ".join(cells).rstrip()

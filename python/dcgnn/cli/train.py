@@ -7,7 +7,6 @@ import json
 import re
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from dcgnn.checkpoint import CheckpointError, atomic_write
 from dcgnn.cli import options
+from dcgnn.cli.checks import check_writable, find_device
 from dcgnn.cli.graphs import describe_graphs
 from dcgnn.cli.info import environment
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
@@ -74,9 +74,9 @@ def run(arguments: argparse.Namespace) -> None:
         every = 50 if arguments.checkpoint else 0
     if every < 0:
         raise ValueError(f"--checkpoint-every must not be negative, got {every}")
-    device = _device(arguments.device)
+    device = find_device(arguments.device)
     if arguments.json not in (None, "-"):
-        _check_writable(Path(arguments.json))
+        check_writable(Path(arguments.json))
 
     seeds = range(arguments.seed, arguments.seed + arguments.seeds)
     runs = [(split, seed) for split in splits for seed in seeds]
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.resume and not resumable:
         raise CheckpointError(f"no checkpoint at {paths[runs[0]]}: nothing to resume")
     if arguments.checkpoint or every:
-        _check_writable(paths[runs[0]])
+        check_writable(paths[runs[0]])
 
     # With JSON on stdout, what is meant for people goes to stderr.
     out = sys.stderr if arguments.json == "-" else sys.stdout
@@ -195,31 +195,6 @@ def _checkpoint_paths(
         (split, seed): base.with_name(f"{base.stem}-split{split}-seed{seed}{base.suffix}")
         for split, seed in runs
     }
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"--device {name} cannot be used: {reason}") from None
-    return device
-
-
-def _check_writable(path: Path) -> None:
-    """Fail before hours of training rather than after them."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder, a file is wanted")
-    if path.exists() and not path.is_file():
-        return  # a device or a pipe
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise ValueError(f"{path.parent} cannot be written to: {error.strerror}") from None
 
 
 def _summary(result: TrainResult) -> str:

@@ -1,0 +1,72 @@
+"""Two runs side by side: what became faster or slower, beyond the spread of the rounds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from dcgnn.bench.rows import Row
+from dcgnn.bench.tables import Table, milliseconds
+
+
+def compare(old: Sequence[Row], new: Sequence[Row]) -> Table:
+    """Every measurement that both have.
+
+    A change counts when the intervals from p20 to p80 do not touch. The note says by how much the layers
+    of others moved, which no change of our kernels explains: that is the machine.
+    """
+    before = {row.key: row for row in old if row.median_ms is not None}
+    pairs = [(before[row.key], row) for row in new if row.median_ms is not None and row.key in before]
+    if not pairs:
+        raise ValueError("the two runs have no measurement in common: compare runs with the same settings")
+    cells = [
+        [
+            now.suite,
+            now.graph,
+            now.case,
+            now.phase,
+            str(now.channels),
+            now.dtype,
+            milliseconds(then.median_ms),
+            milliseconds(now.median_ms),
+            f"{_change(then, now):.2f}",
+            verdict(then, now),
+        ]
+        for then, now in pairs
+    ]
+    header = ["suite", "graph", "case", "phase", "F", "dtype", "old ms", "new ms", "new / old", "change"]
+    return Table("Compared with the older run", header, cells, _note(pairs), words=4)
+
+
+def verdict(old: Row, new: Row) -> str:
+    """In a word, by the spread of both."""
+    spans = old.p20_ms, old.p80_ms, new.p20_ms, new.p80_ms
+    if any(value is None for value in spans):
+        return "-"
+    old_low, old_high, new_low, new_high = (float(value or 0.0) for value in spans)
+    if new_high < old_low:
+        return "faster"
+    return "slower" if new_low > old_high else "within the spread"
+
+
+def is_ours(row: Row) -> bool:
+    """Whether a change of our code can show in it."""
+    return row.suite == "kernels" or row.case.startswith("DCConv") or "_" in row.case.split("(")[0]
+
+
+def _change(old: Row, new: Row) -> float:
+    return float(new.median_ms or 0.0) / float(old.median_ms or 1.0)
+
+
+def _note(pairs: Sequence[tuple[Row, Row]]) -> str:
+    others = [_change(old, new) for old, new in pairs if not is_ours(new)]
+    parts = []
+    if others:
+        parts.append(
+            f"layers of others, which our code does not touch: {statistics.median(others):.2f} (median)"
+        )
+    for name in ("machine", "torch", "torch_geometric", "backend", "commit"):
+        values = [getattr(row, name) for row in pairs[0]]
+        if values[0] != values[1]:
+            parts.append(f"{name}: {values[0]} before, {values[1]} now")
+    return "; ".join(parts)

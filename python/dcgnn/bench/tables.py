@@ -1,0 +1,322 @@
+"""Tables of the results, independent of how they are shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dcgnn.bench.cases import PHASES
+from dcgnn.bench.rows import Row
+from dcgnn.bench.sweeps import FIT_FROM, SWEEPS, Sweep, fit_edges
+
+#: Runtime of the paper's own implementation on a GPU, relative to PyG's layers: from, to.
+PAPER = {"GCNConv(edge_index)": (3.4, 3.9), "GATConv": (0.43, 0.69)}
+
+#: Ratios of the page on the CPU kernels: title, (case, phase) over (case, phase).
+RATIOS = (
+    ("forward / GCNConv(edge_index)", ("DCConv", "forward"), ("GCNConv(edge_index)", "forward")),
+    (
+        "forward+backward / GCNConv(edge_index)",
+        ("DCConv", "forward+backward"),
+        ("GCNConv(edge_index)", "forward+backward"),
+    ),
+    ("forward / GATConv", ("DCConv", "forward"), ("GATConv", "forward")),
+    ("forward+backward / GATConv", ("DCConv", "forward+backward"), ("GATConv", "forward+backward")),
+    ("forward / GCNConv(CSR)", ("DCConv", "forward"), ("GCNConv(CSR)", "forward")),
+    (
+        "forward+backward / GCNConv(CSR)",
+        ("DCConv", "forward+backward"),
+        ("GCNConv(CSR)", "forward+backward"),
+    ),
+    ("bfloat16 forward / GCNConv(CSR) float32", ("DCConv bfloat16", "forward"), ("GCNConv(CSR)", "forward")),
+    ("forward / plain PyTorch, same maths", ("DCConv", "forward"), ("plain PyTorch", "forward")),
+    (
+        "forward+backward / plain PyTorch, same maths",
+        ("DCConv", "forward+backward"),
+        ("plain PyTorch", "forward+backward"),
+    ),
+    ("training epoch / GCN(edge_index), 2 layers", ("DCConv", "epoch"), ("GCNConv(edge_index)", "epoch")),
+    ("training epoch / GCN(CSR), 2 layers", ("DCConv", "epoch"), ("GCNConv(CSR)", "epoch")),
+    ("training epoch / GAT, 2 layers", ("DCConv", "epoch"), ("GATConv", "epoch")),
+    ("graph build / own forward", ("DCConv", "build"), ("DCConv", "forward")),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Title, cells and a note below; all columns but the first ``words`` are numbers."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    words: int = 1
+
+
+def milliseconds(value: float | None) -> str:
+    """Four digits, no more."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def of_suite(rows: Sequence[Row], suite: str) -> list[Row]:
+    """Rows of one suite."""
+    return [row for row in rows if row.suite == suite]
+
+
+def groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows of a suite by graph and width, in the order in which they were measured."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(f"{row.graph}, F = {row.channels}", []).append(row)
+    return found
+
+
+def median(rows: Sequence[Row], case: str, phase: str) -> float | None:
+    """Median milliseconds of a case in a phase."""
+    found = (row.median_ms for row in rows if (row.case, row.phase) == (case, phase))
+    return next(found, None)
+
+
+def ratio(rows: Sequence[Row], ours: tuple[str, str], theirs: tuple[str, str]) -> float | None:
+    """Median of ours over theirs; None where one is missing."""
+    above, below = median(rows, *ours), median(rows, *theirs)
+    return None if above is None or below is None else above / below
+
+
+def layer_tables(rows: Sequence[Row]) -> list[Table]:
+    """One table for each graph: every phase and case with its spread, memory and ratio."""
+    tables = []
+    for name, group in groups(of_suite(rows, "layers")).items():
+        first = group[0]
+        cells = []
+        for phase in PHASES:
+            for row in group:
+                if row.phase != phase or row.median_ms is None:
+                    continue
+                share = ratio(group, ("DCConv", phase), (row.case, phase))
+                cells.append(
+                    [
+                        phase,
+                        row.case,
+                        milliseconds(row.median_ms),
+                        milliseconds(row.p20_ms),
+                        milliseconds(row.p80_ms),
+                        str(row.rounds),
+                        "-" if share is None else f"{share:.3g}",
+                        "-" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
+                    ]
+                )
+        if cells:
+            tables.append(
+                Table(
+                    f"{name}: {first.num_nodes:,} nodes, {first.num_edges:,} edges, {first.threads} threads",
+                    ["phase", "case", "median ms", "p20", "p80", "rounds", "DCConv / it", "peak MB"],
+                    cells,
+                    words=2,
+                )
+            )
+    return tables
+
+
+def ratio_table(rows: Sequence[Row]) -> Table | None:
+    """DCConv over each baseline, a column for each graph; peak memory in units of the layer's own tensors."""
+    found = groups(of_suite(rows, "layers"))
+    cells = []
+    for title, ours, theirs in RATIOS:
+        values = [ratio(group, ours, theirs) for group in found.values()]
+        if any(value is not None for value in values):
+            cells.append([title, *("-" if value is None else f"{value:.3g}" for value in values)])
+    units = [memory_units(group) for group in found.values()]
+    if any(unit is not None for unit in units):
+        cells.append(
+            ["peak memory of forward+backward / (N·K·F + S·K) floats"]
+            + ["-" if unit is None else f"{unit:.2f}" for unit in units]
+        )
+    if not cells:
+        return None
+    return Table("DCConv, ratios of medians (below 1: DCConv is faster)", ["ratio", *found], cells)
+
+
+def memory_units(group: Sequence[Row]) -> float | None:
+    """Peak memory of DCConv forward+backward in units of its clusters and assignments, float32."""
+    for row in group:
+        if (row.case, row.phase) == ("DCConv", "forward+backward") and row.peak_bytes is not None:
+            floats = row.num_local * (row.num_nodes * row.channels + row.num_slots)
+            return row.peak_bytes / 4 / floats
+    return None
+
+
+def time_table(rows: Sequence[Row]) -> Table | None:
+    """Forward / forward+backward milliseconds of every case, a column for each graph: short, for a page."""
+    found = groups(of_suite(rows, "layers"))
+    names = list(dict.fromkeys(row.case for group in found.values() for row in group if row.median_ms))
+    cells = [
+        [name]
+        + [
+            " / ".join(milliseconds(median(group, name, phase)) for phase in ("forward", "forward+backward"))
+            for group in found.values()
+        ]
+        for name in names
+    ]
+    return Table("forward / forward+backward, ms", ["", *found], cells) if cells else None
+
+
+def paper_table(rows: Sequence[Row]) -> Table | None:
+    """The paper's runtime table: our ratios beside the published ones."""
+    cells = []
+    for name, group in groups(of_suite(rows, "layers")).items():
+        for phase in ("forward", "forward+backward"):
+            own = [median(group, case, phase) for case in ("DCConv", *PAPER)]
+            if all(value is None for value in own):
+                continue
+            shares = [ratio(group, ("DCConv", phase), (case, phase)) for case in PAPER]
+            line = [name, phase, *(milliseconds(value) for value in own)]
+            for share, (low, high) in zip(shares, PAPER.values(), strict=True):
+                line += ["-" if share is None else f"{share:.2f}", f"{low:g} to {high:g}"]
+            cells.append(line)
+    if not cells:
+        return None
+    return Table(
+        "The paper's runtime table",
+        [
+            "graph",
+            "phase",
+            "DCConv ms",
+            "GCNConv ms",
+            "GATConv ms",
+            "/ GCNConv",
+            "paper",
+            "/ GATConv",
+            "paper",
+        ],
+        cells,
+        "paper: the authors' DC-MsgPassing on a GPU, arXiv 2405.16185; GCNConv on edge_index, as theirs.",
+        words=2,
+    )
+
+
+def kernel_tables(rows: Sequence[Row]) -> list[Table]:
+    """Every kernel against the least time at the machine's rates."""
+    tables = []
+    for name, group in groups(of_suite(rows, "kernels")).items():
+        cells = [
+            [
+                row.case,
+                milliseconds(row.median_ms),
+                milliseconds(row.p20_ms),
+                milliseconds(row.p80_ms),
+                milliseconds(row.limit_ms),
+                "-" if row.fraction is None else f"{row.fraction:.0%}",
+            ]
+            for row in group
+            if row.median_ms is not None
+        ]
+        if cells:
+            header = ["kernel", "median ms", "p20", "p80", "least ms", "share of the limit"]
+            tables.append(Table(f"Kernels, {name}", header, cells, rates_note(rows, group[0])))
+    return tables
+
+
+def rates_note(rows: Sequence[Row], like: Row) -> str:
+    """The measured rates that belong to a row."""
+    found = [
+        f"{row.case.rpartition(',')[0]} {row.rate:.3g}{row.case.rpartition(',')[2]}"
+        for row in of_suite(rows, "limits")
+        if (row.phase, row.graph, row.channels, row.dtype, row.threads)
+        == (like.suite, like.graph, like.channels, like.dtype, like.threads)
+        and row.rate is not None
+    ]
+    return "measured: " + ", ".join(dict.fromkeys(found)) if found else ""
+
+
+def sweep_table(rows: Sequence[Row], sweep: Sweep) -> Table | None:
+    """One line for each value: the layer, its share of the limit, and its kernels' shares."""
+    found = [row for row in of_suite(rows, sweep.suite) if row.median_ms is not None]
+    layers = [case.name for case in sweep.cases if any(row.case == case.name for row in found)]
+    kernels = list(dict.fromkeys(row.case for row in found if row.case not in layers))
+    if not layers:
+        return None
+    values = list(dict.fromkeys(sweep.value(row) for row in found))
+    columns: list[tuple[str, Callable[[list[Row]], str]]] = []
+    for case in layers:
+        for phase in ("forward", "forward+backward"):
+            columns.append(
+                (f"{case} {phase} ms", _cell(case, phase, lambda row: milliseconds(row.median_ms)))
+            )
+            if sweep.name == "edges":
+                columns.append(("ns per slot", _cell(case, phase, _per_slot)))
+        if case == "DCConv" and sweep.name != "edges":
+            columns.append(("share of the limit, forward", _cell(case, "forward", _share)))
+    columns += [(kernel, _cell(kernel, None, _share)) for kernel in kernels]
+    cells = [
+        [f"{value:,}" if isinstance(value, int) else str(value)]
+        + [show([row for row in found if sweep.value(row) == value]) for _, show in columns]
+        for value in values
+    ]
+    note = slope_note(rows) if sweep.name == "edges" else "Kernels: share of the limit."
+    graph = "" if sweep.name == "edges" else f", {found[0].graph}"
+    return Table(
+        f"Sweep over {sweep.title}{graph}", [sweep.name, *(name for name, _ in columns)], cells, note
+    )
+
+
+def _cell(case: str, phase: str | None, show: Callable[[Row], str]) -> Callable[[list[Row]], str]:
+    def cell(rows: list[Row]) -> str:
+        found = (row for row in rows if row.case == case and phase in (None, row.phase))
+        return next((show(row) for row in found), "-")
+
+    return cell
+
+
+def _share(row: Row) -> str:
+    return "-" if row.fraction is None else f"{row.fraction:.0%}"
+
+
+def _per_slot(row: Row) -> str:
+    return "-" if row.median_ms is None else f"{1e6 * row.median_ms / row.num_slots:.3g}"
+
+
+def slope_note(rows: Sequence[Row]) -> str:
+    """The fitted slopes in words."""
+    suite = of_suite(rows, "sweep edges")
+    parts = []
+    for case in SWEEPS["edges"].cases:
+        for phase in ("forward", "forward+backward"):
+            fit = fit_edges([row for row in suite if (row.case, row.phase) == (case.name, phase)])
+            if fit is not None:
+                parts.append(f"{case.name} {phase} {fit.slope:.2f}")
+    start = f"10^{round(math.log10(FIT_FROM))}"
+    return f"slope of log time over log edges from {start} edges on (1: linear): {', '.join(parts)}."
+
+
+def left_out(rows: Sequence[Row]) -> list[str]:
+    """What was not measured, and why."""
+    lines = (f"{row.graph}, {row.suite}: {row.case}: {row.reason}" for row in rows if row.reason)
+    return list(dict.fromkeys(lines))
+
+
+def machine_lines(rows: Sequence[Row]) -> list[str]:
+    """Machine, versions and commit, as many lines as there are different ones."""
+    lines = (
+        f"{row.machine}; {row.device}, {row.backend}; python {row.python}, torch {row.torch}, "
+        f"torch-geometric {row.torch_geometric}, dcgnn-kernels {row.dcgnn_kernels}, commit {row.commit}, "
+        f"{row.date}"
+        for row in rows
+    )
+    return list(dict.fromkeys(lines))
+
+
+def all_tables(rows: Sequence[Row]) -> list[Table]:
+    """Every table that has something to say, in reading order."""
+    sweeps = [sweep_table(rows, sweep) for sweep in SWEEPS.values()]
+    candidates = [
+        *layer_tables(rows),
+        ratio_table(rows),
+        paper_table(rows),
+        *kernel_tables(rows),
+        *sweeps,
+    ]
+    return [table for table in candidates if table is not None]

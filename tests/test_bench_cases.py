@@ -1,0 +1,142 @@
+"""Cases, phases and the gate in front of them: what is wrong gets a reason and no figure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tqdm import tqdm
+
+from dcgnn import DCConv
+from dcgnn.bench import gate, memory
+from dcgnn.bench.cases import CASES, DC_CONV, GAT, GCN, PHASES, PlainPyTorch
+from dcgnn.bench.phases import make_runs
+from dcgnn.bench.problem import Problem, Settings, loaded_problem, shaped_problem
+from dcgnn.bench.rows import Context
+from dcgnn.bench.runner import Effort, Runner
+from dcgnn.bench.shapes import Shape
+from dcgnn.bench.tables import all_tables, left_out
+from dcgnn_kernels import EgoGraph, backends, local_sinkhorn
+from dcgnn_kernels._library import LIBRARY  # noqa: F401
+
+TINY = Shape(120, 700, 0.4)
+FACTS = dict.fromkeys(("machine", "python", "torch", "backend", "commit", "date"), "x")
+
+
+def tiny(**settings) -> Problem:
+    return shaped_problem("tiny", Settings(channels=8, **settings), torch.device("cpu"), shape=TINY)
+
+
+def runner() -> Runner:
+    effort = Effort(rounds=2, warmup=0, memory=())
+    return Runner(Context(FACTS), effort, tqdm(disable=True))
+
+
+@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("settings", [{}, {"num_local": 3, "num_global": 5}, {"dtype": "float64"}], ids=str)
+def test_every_case_agrees_with_its_formula(name, settings):
+    case = CASES[name]
+    if case.missing():
+        assert case.missing() == f"the package {case.needs} is not installed"
+        return
+    assert gate.check(case, tiny(**settings)) is None
+
+
+def test_a_case_in_a_dtype_that_it_cannot_do_says_so():
+    reason = gate.check(CASES["GCNConv(CSR)"], tiny(dtype="bfloat16"))
+    assert reason is None or reason.startswith("does not run")
+
+
+class Wrong(DCConv):
+    """Off by one per cent at every node."""
+
+    def forward(self, x, graph):
+        return 1.01 * super().forward(x, graph)
+
+
+class WrongBackward(DCConv):
+    """Right values; the input's gradient is doubled."""
+
+    def forward(self, x, graph):
+        return super().forward(2 * x - x.detach(), graph)
+
+
+@pytest.mark.parametrize(
+    ("layer", "what"), [(Wrong, "output"), (WrongBackward, "gradient of x")], ids=["output", "gradient"]
+)
+def test_a_wrong_case_prints_its_reason_and_no_figure(layer, what):
+    planted = replace(
+        DC_CONV, name="planted", make_layer=lambda s: layer(s.channels, s.channels, s.num_global)
+    )
+    worker = runner()
+    worker.layers("layers", tiny(), [planted, GCN], ("forward", "forward+backward"))
+    bad = [row for row in worker.rows if row.case == "planted"]
+    assert len(bad) == 1
+    assert bad[0].reason.startswith(f"{what} disagrees with the reference: relative error")
+    assert bad[0].median_ms is None
+    assert bad[0].peak_bytes is None
+    assert [row.case for row in worker.rows if row.median_ms is not None] == [GCN.name] * 2
+    shown = [cell for table in all_tables(worker.rows) for line in table.rows for cell in line]
+    assert "planted" not in shown
+    assert any("planted" in line and "disagrees" in line for line in left_out(worker.rows))
+
+
+def test_a_case_that_does_not_fit_into_memory_says_how_much_it_needs(monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 1e6)
+    worker = runner()
+    worker.layers("layers", tiny(), [replace(GAT, working_floats=lambda problem: 1e9)], ("forward",))
+    assert worker.rows[0].reason == "needs about 4.0 GB of memory, 0.0 GB are free"
+
+
+def test_phases_of_a_case():
+    problem = tiny()
+    assert list(make_runs(DC_CONV, problem, PHASES)) == list(PHASES)
+    assert "build" not in make_runs(GAT, problem, PHASES), "edge_index is taken as it is"
+    assert list(make_runs(CASES["plain PyTorch"], problem, PHASES)) == [
+        "forward",
+        "backward",
+        "forward+backward",
+    ]
+    for run in make_runs(DC_CONV, problem, PHASES).values():
+        for _ in range(2):
+            if run.prepare is not None:
+                run.prepare()
+            run.timed()
+    assert isinstance(make_runs(DC_CONV, problem, ("build",))["build"].timed(), EgoGraph)
+
+
+def test_plain_pytorch_is_entered_and_left_again():
+    problem = tiny(dtype="float64")
+    before = local_sinkhorn(problem.x, None, problem.graph)
+    device = torch.device("cpu")
+    with PlainPyTorch(device):
+        inside = torch._C._dispatch_dump("dcgnn::local_sinkhorn")
+        plain = local_sinkhorn(problem.x, None, problem.graph)
+    assert "bench/cases.py" in inside
+    assert "bench/cases.py" not in torch._C._dispatch_dump("dcgnn::local_sinkhorn")
+    for left, right in zip(before, plain, strict=True):
+        torch.testing.assert_close(left, right)
+    after = local_sinkhorn(problem.x, None, problem.graph)
+    if backends()["native-cpu"].available:
+        assert all(torch.equal(left, right) for left, right in zip(before, after, strict=True))
+
+
+def test_a_graph_by_name_has_simple_edges():
+    problem = loaded_problem("sbm:num_nodes=60,avg_degree=4", Settings(channels=4), torch.device("cpu"))
+    assert problem.num_slots == problem.graph.num_slots
+    assert problem.x.shape == (60, 4)
+    assert problem.data().x.shape == (60, 4)
+
+
+def test_peak_memory_of_a_child_process():
+    problem = shaped_problem(
+        "tiny", Settings(channels=64), torch.device("cpu"), shape=Shape(3000, 60_000, 0.3)
+    )
+    with memory.edges_file(problem) as path:
+        peak = memory.peak_bytes(GCN, problem, ("forward",), path)
+        # At least the messages, one row for every slot, and not a hundred times that.
+        messages = problem.num_slots * 64 * 4
+        assert 0.9 * messages < peak["forward"] < 20 * messages
+        broken = memory.peak_bytes(replace(GCN, name="no such case"), problem, ("forward",), path)
+    assert "unknown case 'no such case'" in broken["forward"]

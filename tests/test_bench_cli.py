@@ -1,0 +1,161 @@
+"""``dcgnn bench`` end to end on tiny graphs: outputs, comparison, interruption and mistakes of a user."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dcgnn.bench import plan
+from dcgnn.bench.rows import read_json
+from dcgnn.bench.runner import Runner
+from dcgnn.bench.shapes import SHAPES, Shape
+from dcgnn.cli import main
+from dcgnn.timing import interleaved_samples
+
+TINY = ["bench", "--channels", "8", "--rounds", "2", "--warmup", "0", "--quiet"]
+FEW = [*TINY, "--cases", "DCConv", "GCNConv(edge_index)", "GATConv", "--no-memory"]
+
+
+@pytest.fixture(autouse=True)
+def tiny_shapes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in SHAPES:
+        monkeypatch.setitem(SHAPES, name, Shape(150, 900, 0.4))
+
+
+def fails(capsys, *arguments: str) -> str:
+    assert main(list(arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    return err
+
+
+def test_a_run_writes_everything_and_a_second_one_compares(capsys):
+    outputs = ["--json", "out/new.json", "--csv", "new.csv", "--html", "new.html", "--plots", "plots"]
+    assert main([*FEW, "--shapes", "penn94", "--suites", "layers", "kernels", *outputs]) == 0
+    out = capsys.readouterr().out
+    assert "The paper's runtime table" in out
+    assert "3.4 to 3.9" in out
+    assert "0.43 to 0.69" in out
+    assert "share of the limit" in out
+    found = read_json("out/new.json")
+    assert {row.suite for row in found} == {"layers", "kernels", "limits"}
+    assert {row.phase for row in found if row.suite == "layers"} >= set(plan.PHASES)
+    assert all(row.machine and row.torch and row.commit for row in found)
+    assert Path("new.csv").read_text().count("\n") == len(found) + 1
+    assert "<svg" not in Path("new.html").read_text()
+    assert (Path("plots") / "ratios.png").is_file()
+
+    assert main(["bench", "--from", "out/new.json", "--compare", "out/new.json"]) == 0
+    out = capsys.readouterr().out
+    assert "Compared with the older run" in out
+    assert "within the spread" in out
+
+
+def test_quick_prints_the_papers_table_with_memory_of_our_layer(capsys):
+    assert main([*TINY, "--quick", "--shapes", "genius", "--json", "q.json"]) == 0
+    out = capsys.readouterr().out
+    assert "The paper's runtime table" in out
+    found = read_json("q.json")
+    assert {row.case for row in found} == set(plan.QUICK_CASES)
+    assert [row.case for row in found if row.peak_bytes is not None] == ["DCConv"] * 2
+
+
+def test_sweeps_show_slope_and_limits(capsys):
+    threads = torch.get_num_threads()
+    arguments = [*FEW, "--suites", "--sweeps", "edges", "threads", "dtype", "--edges", "1e4", "2e4"]
+    assert main([*arguments, "--json", "s.json"]) == 0
+    out = capsys.readouterr().out
+    assert "slope of log time over log edges" in out
+    assert "Sweep over threads" in out
+    assert "Sweep over dtype" in out
+    found = read_json("s.json")
+    edges = {row.num_edges for row in found if row.suite == "sweep edges"}
+    assert edges == {10_000, 20_000}
+    assert all(row.fraction for row in found if row.suite == "sweep dtype" and row.case == "linear")
+    assert torch.get_num_threads() == threads
+
+
+def test_a_sweep_that_does_not_fit_says_what_it_needs(capsys):
+    assert main([*FEW, "--suites", "--sweeps", "edges", "--edges", "1e4", "1e12"]) == 0
+    out = capsys.readouterr().out
+    assert "1e+12 edges, sweep edges: DCConv: needs about" in out
+    assert "GB are free" in out
+
+
+def test_an_interrupt_keeps_what_is_done(capsys, monkeypatch):
+    kernels = Runner.kernels
+
+    def interrupted(self, *arguments):
+        kernels(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runner, "kernels", interrupted)
+    assert main([*FEW, "--shapes", "penn94", "genius", "--json", "kept.json"]) == 130
+    out, err = capsys.readouterr()
+    assert "rows were done; kept in kept.json" in err
+    assert "The paper's runtime table" in out
+    assert {row.graph for row in read_json("kept.json")} == {"penn94 shape"}
+
+
+def test_graphs_by_name_instead_of_shapes(capsys):
+    name = "sbm:num_nodes=60,avg_degree=4"
+    assert (
+        main([*FEW, "--graphs", name, "--suites", "layers", "--phases", "forward", "--json", "g.json"]) == 0
+    )
+    assert {row.graph for row in read_json("g.json")} == {"sbm:avg_degree=4,num_nodes=60"}
+
+
+def test_documents_are_filled(capsys):
+    Path("page.md").write_text("<!-- bench paper -->\n<!-- /bench -->\n")
+    assert main([*FEW, "--shapes", "penn94", "--suites", "layers", "--fill", "page.md"]) == 0
+    assert "3.4 to 3.9" in Path("page.md").read_text()
+    assert "filled paper" in capsys.readouterr().err
+
+
+def test_mistakes_are_one_line(capsys):
+    assert "unknown shape 'pen94'; known are penn94" in fails(capsys, *FEW, "--shapes", "pen94")
+    assert "unknown case 'GCN'" in fails(capsys, *TINY, "--cases", "GCN")
+    assert "unknown phase 'sideways'" in fails(capsys, *TINY, "--phases", "sideways")
+    assert "unknown sweep 'weight'" in fails(capsys, *TINY, "--sweeps", "weight")
+    assert "unknown suite 'toffee'" in fails(capsys, *TINY, "--suites", "toffee")
+    assert "unknown graph 'coral'" in fails(capsys, *TINY, "--graphs", "coral")
+    assert "--rounds is too small: 0" in fails(capsys, *TINY, "--rounds", "0")
+    assert "--threads must be positive" in fails(capsys, *TINY, "--threads", "0")
+    assert "channels must be positive" in fails(capsys, *TINY, "--channels", "0")
+    assert "--dtype wants float64, float32" in fails(capsys, *TINY, "--dtype", "int8")
+    assert "No such file" in fails(capsys, "bench", "--from", "absent.json")
+    assert "No such file" in fails(capsys, *TINY, "--compare", "absent.json")
+    assert "there is no file absent.md" in fails(capsys, *TINY, "--fill", "absent.md")
+    assert "is a folder" in fails(capsys, *TINY, "--json", ".")
+    Path("other.json").write_text(json.dumps({"runs": []}))
+    assert "is not a JSON file of dcgnn bench" in fails(capsys, *TINY, "--compare", "other.json")
+
+
+def test_without_matplotlib_a_page_is_refused_before_anything_runs(capsys, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else find(name, *rest)
+    )
+    assert "plots need matplotlib" in fails(capsys, *FEW, "--html", "a.html")
+
+
+def test_rounds_are_interleaved_and_slow_candidates_sit_out():
+    calls: list[str] = []
+    samples = interleaved_samples(
+        {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")},
+        rounds=2,
+        warmup=1,
+        prepare={"b": lambda: calls.append("before b")},
+        after_run=lambda: calls.append("."),
+    )
+    assert calls == ["a", ".", "before b", "b", "."] * 3
+    assert [len(times.seconds) for times in samples.values()] == [2, 2]
+    samples = interleaved_samples({"a": lambda: None}, rounds=9, warmup=3, each_seconds=0.0)
+    assert len(samples["a"].seconds) == 1
