@@ -107,7 +107,7 @@ def test_graphs_by_name_instead_of_shapes(capsys):
     assert (
         main([*FEW, "--graphs", name, "--suites", "layers", "--phases", "forward", "--json", "g.json"]) == 0
     )
-    assert {row.graph for row in read_json("g.json")} == {"sbm:avg_degree=4,num_nodes=60"}
+    assert {row.graph for row in read_json("g.json")} == {"sbm:avg_degree=4.0,num_nodes=60"}
 
 
 def test_documents_are_filled(capsys):

@@ -160,12 +160,18 @@ def test_slope_of_linear_time_is_one():
 
 def test_sweep_tables(rows):
     edges = tables.sweep_table(rows, SWEEPS["edges"])
-    assert [line[0] for line in edges.rows] == ["10,000", "100,000", "1,000,000", "10,000,000"]
+    assert edges.header == ["edges", "10,000", "100,000", "1,000,000", "10,000,000"]
+    assert edges.rows[0] == ["DCConv forward, ms", "0.6", "1.5", "10.5", "100.5"]
+    assert edges.rows[1][0] == "DCConv forward, ns for each slot"
+    assert edges.rows[1][-1] == "9.85"
     assert "DCConv forward 0.98" in edges.note
     iterations = tables.sweep_table(rows, SWEEPS["iterations"])
-    assert [line[0] for line in iterations.rows] == ["1", "2", "3", "5", "10", "20"]
-    assert iterations.header[-2:] == ["linear", "node_update_backward"]
-    assert iterations.rows[0][-1] == "30%"
+    assert iterations.header == ["iterations", "1", "2", "3", "5", "10", "20"]
+    assert [line[0] for line in iterations.rows[-2:]] == [
+        "linear, share of the limit",
+        "node_update_backward, share of the limit",
+    ]
+    assert iterations.rows[-1][1:] == ["30%"] * 6
 
 
 def test_values_of_sweeps():

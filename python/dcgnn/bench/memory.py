@@ -110,10 +110,10 @@ def _rise_cpu(run: Run) -> int:
     """Rise of the high-water mark by the second run; the first one fills what libraries keep for good."""
     if reset_high_water_mark():
         _call(run)
-        release_memory()  # what is kept for later would hide a rise
-        _trim()
         if run.prepare is not None:
             run.prepare()
+        release_memory()  # what is kept for later would hide a rise
+        _trim()
         reset_high_water_mark()
         before = high_water_mark()
     else:  # the mark only rises here, so that the first run is the one that shows

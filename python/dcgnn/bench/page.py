@@ -14,7 +14,7 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 62rem;
        margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.7rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; }
-figure { margin: 1.5rem 0; } img { max-width: 100%; height: auto; }
+figure { margin: 1.5rem 0; } img { width: 100%; height: auto; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666", "#000000", "#F0E442")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666", "#000000", "#8B5A2B")
 MARKERS = "osD^vP*Xh"
 WIDTH = 8.0
 _CASE_ORDER = list(CASES)
@@ -75,7 +75,8 @@ def plot_ratios(rows: Sequence[Row]) -> Figure | None:
             axis.bar_label(bars, [f"{value:.2f}" for value in values], padding=2, fontsize=9)
         axis.set_yticks(range(len(names)), names)
         axis.invert_yaxis()
-        axis.set_xlim(0, 1.15 * max(high, *(value or 0 for value in shares.values())))
+        own = [shares[name, case, phase] or 0 for name in names for phase in phases]
+        axis.set_xlim(0, 1.15 * max(1.0, high, *own))
         axis.set_xlabel(f"DCConv / {case}")
     axes[1].set_yticklabels([])
     handles, labels = axes[0].get_legend_handles_labels()
@@ -233,8 +234,10 @@ def plot_sweep(rows: Sequence[Row], sweep: Sweep) -> Figure | None:
             )
             place += 1
     kernels = list(dict.fromkeys(row.case for row in suite if row.case not in layers))
-    for place, name in enumerate(kernels):
+    ops = list(dict.fromkeys(name.removesuffix("_backward") for name in kernels))
+    for name in kernels:
         chosen = [row for row in suite if row.case == name]
+        place = ops.index(name.removesuffix("_backward"))
         color, style = COLORS[place % len(COLORS)], "--" if name.endswith("backward") else "-"
         right.plot(
             [values.index(sweep.value(row)) for row in chosen],
@@ -248,12 +251,12 @@ def plot_sweep(rows: Sequence[Row], sweep: Sweep) -> Figure | None:
     for axis in (left, right):
         axis.set_xticks(range(len(values)), [str(value) for value in values])
         axis.set_xlabel(sweep.title)
-    left.set_ylim(bottom=0)
+    left.set_ylim(0, 1.3 * left.get_ylim()[1])  # room for the legend
     left.set_ylabel("milliseconds")
-    left.legend(frameon=False, fontsize=8)
+    left.legend(frameon=False, fontsize=8, handlelength=3, loc="upper left")
     right.set_ylim(bottom=0)
     right.set_ylabel("share of the limit, %")
-    right.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    right.legend(frameon=False, fontsize=7, handlelength=3, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 

@@ -233,34 +233,30 @@ def rates_note(rows: Sequence[Row], like: Row) -> str:
 
 
 def sweep_table(rows: Sequence[Row], sweep: Sweep) -> Table | None:
-    """One line for each value: the layer, its share of the limit, and its kernels' shares."""
+    """A column for each value: times of the layers, share of the limit of the layer and of its kernels."""
     found = [row for row in of_suite(rows, sweep.suite) if row.median_ms is not None]
     layers = [case.name for case in sweep.cases if any(row.case == case.name for row in found)]
     kernels = list(dict.fromkeys(row.case for row in found if row.case not in layers))
     if not layers:
         return None
     values = list(dict.fromkeys(sweep.value(row) for row in found))
-    columns: list[tuple[str, Callable[[list[Row]], str]]] = []
+    lines: list[tuple[str, Callable[[list[Row]], str]]] = []
     for case in layers:
         for phase in ("forward", "forward+backward"):
-            columns.append(
-                (f"{case} {phase} ms", _cell(case, phase, lambda row: milliseconds(row.median_ms)))
-            )
+            lines.append((f"{case} {phase}, ms", _cell(case, phase, lambda row: milliseconds(row.median_ms))))
             if sweep.name == "edges":
-                columns.append(("ns per slot", _cell(case, phase, _per_slot)))
-        if case == "DCConv" and sweep.name != "edges":
-            columns.append(("share of the limit, forward", _cell(case, "forward", _share)))
-    columns += [(kernel, _cell(kernel, None, _share)) for kernel in kernels]
+                lines.append((f"{case} {phase}, ns for each slot", _cell(case, phase, _per_slot)))
+    if sweep.name != "edges":
+        lines.append(("DCConv forward, share of the limit", _cell("DCConv", "forward", _share)))
+    lines += [(f"{kernel}, share of the limit", _cell(kernel, None, _share)) for kernel in kernels]
     cells = [
-        [f"{value:,}" if isinstance(value, int) else str(value)]
-        + [show([row for row in found if sweep.value(row) == value]) for _, show in columns]
-        for value in values
+        [name, *(show([row for row in found if sweep.value(row) == value]) for value in values)]
+        for name, show in lines
     ]
-    note = slope_note(rows) if sweep.name == "edges" else "Kernels: share of the limit."
+    shown = [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
+    note = slope_note(rows) if sweep.name == "edges" else ""
     graph = "" if sweep.name == "edges" else f", {found[0].graph}"
-    return Table(
-        f"Sweep over {sweep.title}{graph}", [sweep.name, *(name for name, _ in columns)], cells, note
-    )
+    return Table(f"Sweep over {sweep.title}{graph}", [sweep.name, *shown], cells, note)
 
 
 def _cell(case: str, phase: str | None, show: Callable[[Row], str]) -> Callable[[list[Row]], str]:
