@@ -121,14 +121,23 @@ def test_a_file_that_is_not_ours_is_refused(content, tmp_path):
 
 def test_ratios(rows):
     table = tables.ratio_table(rows)
-    assert table.header == ["ratio", "penn94 shape, F = 64", "genius shape, F = 64"]
+    assert table.header == ["DCConv", "penn94 shape, F = 64", "genius shape, F = 64"]
     shares = {line[0]: line[1] for line in table.rows}
     assert shares["forward / GCNConv(edge_index)"] == "0.25"
     assert shares["forward / GATConv"] == "0.2"
     assert shares["forward+backward / GCNConv(CSR)"] == "2"
-    assert shares["bfloat16 forward / GCNConv(CSR) float32"] == "1.6"
-    assert shares["forward / plain PyTorch, same maths"] == "0.02"
-    assert shares["peak memory of forward+backward / (N·K·F + S·K) floats"] == "5.00"
+    assert shares["bfloat16 forward / GCNConv(CSR)"] == "1.6"
+    assert shares["forward / plain PyTorch"] == "0.02"
+    assert shares["epoch, 2 layers / GATConv"] == "0.2"
+    assert shares["peak memory / (N·K·F + S·K) floats"] == "5"
+
+
+def test_goals_are_bold_where_they_are_reached(rows):
+    table = tables.goal_table(rows)
+    cells = {line[0]: line[1:] for line in table.rows}
+    assert cells["forward / GCNConv(edge_index)"] == ["≤ 0.15, Genius 0.3", "0.25", "**0.25**"]
+    assert cells["forward / plain PyTorch"] == ["≤ 0.05", "**0.02**", "**0.02**"]
+    assert tables.goal_table([row(1.0, channels=16)]) is None
 
 
 def test_the_papers_table_stands_beside_ours(rows):

@@ -1,7 +1,7 @@
 """Fills the marked places of a Markdown page with tables and plots of a stored run.
 
 A place begins with ``<!-- bench NAME -->`` and ends with ``<!-- /bench -->``; what lies between is replaced.
-NAME is a table (``machine``, ``times``, ``ratios``, ``paper``, ``layers``, ``kernels``, ``sweep-edges``, …,
+NAME is a table (``machine``, ``times``, ``ratios``, ``goals``, ``paper``, ``layers``, ``kernels``, ``sweep-edges``, …,
 ``left-out``) or ``plot-`` and the name of a plot, which is written to ``figures/`` beside the page.
 """
 
@@ -63,6 +63,7 @@ def _makers(rows: Sequence[Row]) -> dict[str, Callable[[], str]]:
         "left-out": lambda: "\n".join(f"- {line}" for line in tables.left_out(rows) or ["nothing"]),
         "times": lambda: _one(tables.time_table(rows)),
         "ratios": lambda: _one(tables.ratio_table(rows)),
+        "goals": lambda: _one(tables.goal_table(rows)),
         "paper": lambda: _one(tables.paper_table(rows)),
         "layers": lambda: _many(tables.layer_tables(rows)),
         "kernels": lambda: _many(tables.kernel_tables(rows)),
