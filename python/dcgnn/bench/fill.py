@@ -1,8 +1,9 @@
 """Fills the marked places of a Markdown page with tables and plots of a stored run.
 
 A place begins with ``<!-- bench NAME -->`` and ends with ``<!-- /bench -->``; what lies between is replaced.
-NAME is a table (``machine``, ``times``, ``ratios``, ``goals``, ``paper``, ``layers``, ``kernels``, ``sweep-edges``, …,
-``left-out``) or ``plot-`` and the name of a plot, which is written to ``figures/`` beside the page.
+NAME is a table (``machine``, ``times``, ``ratios``, ``goals``, ``paper``, ``layers``, ``kernels``,
+``sweep-edges``, …, ``left-out``) or ``plot-`` and the name of a plot, which is written to ``figures/`` beside
+the page.
 """
 
 from __future__ import annotations

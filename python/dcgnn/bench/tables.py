@@ -38,7 +38,7 @@ MEMORY_RATIO = "peak memory / (N·K·F + S·K) floats"
 
 GOAL_CHANNELS = 64
 
-#: What the CPU kernels are meant to reach at 64 channels: on denser graphs, and on Genius with 6 slots a node.
+#: What the CPU kernels are meant to reach at 64 channels: on denser graphs, and on Genius (6 slots a node).
 GOALS = {
     "forward / GCNConv(edge_index)": (0.15, 0.30),
     "forward / GATConv": (0.14, 0.25),
