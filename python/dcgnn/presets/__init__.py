@@ -79,3 +79,11 @@ def _read(path: Path) -> dict[str, Any]:
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a preset ({error})") from error
     return content
+
+
+def recipe_for(graph: str, model: str) -> Recipe:
+    """The preset of ``graph`` for ``model``, else the settings in ``default.json`` that are no graph's own."""
+    path = _FOLDER / f"{graph}.json"
+    if path.is_file() and model in _read(path)["models"]:
+        return load_preset(graph, model)
+    return load_preset("default", model)
