@@ -68,6 +68,7 @@ _TRAIN_HELP = {
     "sim_weight": "weight ω2 of the similarity loss",
     "sim_aggr": "join the clusters of a class by max, mean or sum",
     "sim_metric": "similarity loss by cosine or distance",
+    "objective_every": "record the objective of every layer after so many epochs, for dcgnn report; 0: never",
 }
 
 

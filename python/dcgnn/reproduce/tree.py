@@ -49,7 +49,7 @@ class PerTreeMsgPassing(DCMsgPassing):
         self.tree_size = tree_size
 
     def _propagate(self, x: Tensor, graph: EgoGraph, keep: bool) -> tuple[Tensor, list[LayerState]]:
-        factors = self._factors(graph, x.dtype)
+        factors = dict(self._factors(graph, x.dtype))
         # γα for every node: the parent's factor also holds the number of nodes of the whole graph.
         share = factors.pop("global_factor") / graph.num_nodes
         nothing = x.new_empty(x.size(0), 0), x.new_empty(0, x.size(1))
