@@ -101,17 +101,21 @@ def gat(
     )
 
 
-class _NodeLinear(nn.Linear):
+class _NodeLinear(nn.Module):
     """A convolution that does not look at the graph."""
 
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(channels, channels)
+
     def forward(self, h: Tensor, graph: Tensor) -> Tensor:
-        return super().forward(h)
+        return self.lin(h)
 
 
 def mlp(in_channels: int, hidden_channels: int, out_channels: int, **options: object) -> ConvNet:
     """:class:`ConvNet` without a graph."""
     return ConvNet(
-        lambda channels: _NodeLinear(channels, channels),
+        _NodeLinear,
         in_channels,
         hidden_channels,
         out_channels,

@@ -211,9 +211,7 @@ def tune(
         )
 
 
-def _mean_validation(
-    recipe: Recipe, splits: Sequence[GraphData], seed: int, trial: optuna.Trial
-) -> float:
+def _mean_validation(recipe: Recipe, splits: Sequence[GraphData], seed: int, trial: optuna.Trial) -> float:
     import optuna
 
     scores: list[float] = []

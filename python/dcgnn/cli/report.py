@@ -14,7 +14,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "report",
         help="one HTML page about a trained model",
-        description="One self-contained HTML page, and its pictures as PNG, about a checkpoint of dcgnn train.",
+        description="One self-contained HTML page on a checkpoint of dcgnn train, and its pictures as PNG.",
     )
     parser.add_argument("checkpoint", metavar="FILE", help="checkpoint of dcgnn train --checkpoint")
     parser.add_argument(

@@ -17,7 +17,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "reproduce",
         help="make a table or figure of the paper",
-        description="Make a table or figure of the paper (arXiv 2405.16185) and compare it with what is printed. "
+        description="Make a table or figure of the paper (arXiv 2405.16185) and compare it with what it prints. "
         "Every run is kept: the same command continues after an interruption.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="table or figure, see --list")
@@ -25,7 +25,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--data-root", metavar="DIR", help=f"folder of the raw files (default: {DATA_ROOT_VARIABLE})"
     )
-    parser.add_argument("--datasets", metavar="NAMES", help="graphs, separated by commas (default: all there)")
+    parser.add_argument(
+        "--datasets", metavar="NAMES", help="graphs, separated by commas (default: all there)"
+    )
     parser.add_argument("--models", metavar="NAMES", help="models, separated by commas (default: all)")
     parser.add_argument("--split", default="0-2", metavar="SPLITS", help="0-2, 0-9, 0,3,5 (default: 0-2)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default: 0)")
@@ -61,7 +63,8 @@ def run(arguments: argparse.Namespace) -> None:
         print(note)
     for subject, verdict in outcome.verdicts.items():
         print(f"{subject}: {verdict}")
-    print(f"results: {context.out / arguments.name / 'result.json'}, {context.out / arguments.name / 'figure.png'}")
+    folder = context.out / arguments.name
+    print(f"results: {folder / 'result.json'}, {folder / 'figure.png'}")
 
 
 def _names(text: str | None) -> list[str] | None:

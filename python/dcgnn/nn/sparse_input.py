@@ -30,7 +30,7 @@ _BAGS = WeakIdKeyDictionary()  # x to its bags, or to its version where it is no
 
 
 def dropout_linear(x: Tensor, weight: Tensor, bias: Tensor | None, p: float, training: bool) -> Tensor:
-    r""":math:`\mathrm{dropout}_p(x) W^\top + b`, over the non-zeros of a constant, sparse :math:`x` on the CPU.
+    r""":math:`\mathrm{dropout}_p(x) W^\top + b`, over the non-zeros of a constant, sparse :math:`x`.
 
     Dropping a zero changes nothing, so both ways draw from the same distribution (not the same random
     numbers).

@@ -59,7 +59,9 @@ def load_preset(name: str, model: str = "dcgnn") -> Recipe:
 def save_preset(path: str | Path, graph: str, recipe: Recipe, found: Mapping[str, Any]) -> None:
     """Put a recipe and how it was found into a preset file; other models in it stay."""
     path = Path(path)
-    content = _read(path) if path.is_file() else {"graph": graph, "models": {}}
+    content: dict[str, Any] = {"graph": graph, "models": {}}
+    if path.is_file():
+        content = _read(path)
     if content["graph"] != graph:
         raise ValueError(f"{path} is a preset for {content['graph']}, not for {graph}")
     content["models"][recipe.model] = {
@@ -82,7 +84,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def recipe_for(graph: str, model: str) -> Recipe:
-    """The preset of ``graph`` for ``model``, else the settings in ``default.json`` that are no graph's own."""
+    """The preset of ``graph`` for ``model``, else the settings in ``default.json``."""
     path = _FOLDER / f"{graph}.json"
     if path.is_file() and model in _read(path)["models"]:
         return load_preset(graph, model)

@@ -70,12 +70,16 @@ def objective(trained: Trained) -> Figure:
     panels[0].set_ylabel("term of the objective")
     panels[0].set_title("best epoch")
     panels[0].legend()
+    panels[0].ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
     if recorded:
+        panels[1].ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
         for layer in range(len(layers)):
             line = [entry[1 + layer] for entry in recorded]
             panels[1].plot([entry[0] for entry in recorded], line, label=f"layer {layer + 1}", marker=".")
-        # The objective grows with the embeddings, by orders of magnitude while a model trains.
-        panels[1].set_yscale("symlog")
+        totals = [value for entry in recorded for value in entry[1:]]
+        # The objective grows with the embeddings, at times by orders of magnitude while a model trains.
+        if min(totals) > 0 and max(totals) > 100 * min(totals):
+            panels[1].set_yscale("log")
         panels[1].set_xlabel("epoch")
         panels[1].set_ylabel("objective")
         panels[1].set_title("by epoch")
@@ -95,7 +99,9 @@ def assignment(trained: Trained) -> Figure | None:
     order = labelled[y[labelled].argsort(stable=True)]
     order = order[torch.linspace(0, order.numel() - 1, min(_SHOWN, order.numel())).long()]
     share = assign.double() / assign.double().sum(1, keepdim=True)
-    image = left.imshow(share[order], aspect="auto", vmin=0.0, cmap="viridis", interpolation="nearest")
+    image = left.imshow(
+        share[order].numpy(), aspect="auto", vmin=0.0, cmap="viridis", interpolation="nearest"
+    )
     figure.colorbar(image, ax=left, label="share of the node")
     counts = torch.bincount(y[order], minlength=trained.data.num_classes)
     edges = counts.cumsum(0)
@@ -105,8 +111,10 @@ def assignment(trained: Trained) -> Figure | None:
     left.set_yticks(middles, [f"class {label}" for label in range(len(middles))])
     left.set_xlabel("global cluster")
     left.set_title("nodes by class")
-    by_class = torch.stack([share[y == label].mean(0) for label in range(trained.data.num_classes)]).nan_to_num()
-    image = right.imshow(by_class, vmin=0.0, cmap="viridis", aspect="auto")
+    by_class = torch.stack(
+        [share[y == label].mean(0) for label in range(trained.data.num_classes)]
+    ).nan_to_num()
+    image = right.imshow(by_class.numpy(), vmin=0.0, cmap="viridis", aspect="auto")
     figure.colorbar(image, ax=right, label="mean share")
     right.set_yticks(range(trained.data.num_classes))
     right.set_xlabel("global cluster")
@@ -175,9 +183,9 @@ def _scatter(axes: Axes, points: Tensor, label: Tensor, title: str) -> None:
     palette = [*colormaps["tab10"].colors, *colormaps["tab20b"].colors]  # type: ignore[attr-defined]
     colours = {name: palette[index % len(palette)] for index, name in enumerate(names)}
     axes.scatter(
-        points[:, 0],
-        points[:, 1],
-        c=torch.searchsorted(torch.tensor(names), label),
+        points[:, 0].numpy(),
+        points[:, 1].numpy(),
+        c=torch.searchsorted(torch.tensor(names), label).numpy(),
         cmap=ListedColormap([colours[name] for name in names]),
         vmin=-0.5,
         vmax=len(names) - 0.5,
@@ -188,5 +196,7 @@ def _scatter(axes: Axes, points: Tensor, label: Tensor, title: str) -> None:
     axes.set_title(title)
     axes.set_xticks([])
     axes.set_yticks([])
-    handles = [Line2D([], [], marker="o", linestyle="", color=colours[name], label=str(name)) for name in names[:16]]
+    handles = [
+        Line2D([], [], marker="o", linestyle="", color=colours[name], label=str(name)) for name in names[:16]
+    ]
     axes.legend(handles=handles, fontsize="small", ncols=2, loc="best")

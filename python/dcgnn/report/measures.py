@@ -75,16 +75,26 @@ def load_trained(path: str | Path, data_root: str | Path | None = None) -> Train
     with torch.no_grad():
         logits, state = model(data.x, graph, return_state=True)
     return Trained(
-        model, data, graph, logits, state, History(**saved["history"]), saved["best_epoch"], options, saved["config"]
+        model,
+        data,
+        graph,
+        logits,
+        state,
+        History(**saved["history"]),
+        saved["best_epoch"],
+        options,
+        saved["config"],
     )
 
 
 def local_homophily(edge_index: Tensor, y: Tensor) -> Tensor:
-    """``[N]`` share of a node's labelled in-neighbours (without itself) that have its label; NaN without any."""
+    """``[N]`` share of a node's labelled in-neighbours that have its label; NaN where it has none."""
     source, target = edge_index[:, edge_index[0] != edge_index[1]]
     known = (y[source] >= 0) & (y[target] >= 0)
     source, target = source[known], target[known]
-    count = torch.zeros(y.numel(), dtype=torch.float64).index_add(0, target, torch.ones(target.numel(), dtype=torch.float64))
+    count = torch.zeros(y.numel(), dtype=torch.float64).index_add(
+        0, target, torch.ones(target.numel(), dtype=torch.float64)
+    )
     same = torch.zeros_like(count).index_add(0, target, (y[source] == y[target]).double())
     return same / count
 
@@ -131,7 +141,7 @@ class Contested:
 
 
 def most_contested(trained: Trained, count: int = 15) -> list[Contested]:
-    r"""The labelled nodes whose global assignment has the highest entropy, relative to :math:`\log |\Omega|`."""
+    r"""The labelled nodes of the highest entropy of the global assignment, over :math:`\log |\Omega|`."""
     assign = trained.state.global_assign
     if assign is None or assign.size(1) < 2:
         return []
@@ -169,7 +179,9 @@ def project(z: Tensor, method: str = "pca", seed: int = 0) -> Tensor:
         from sklearn.manifold import TSNE
 
         perplexity = min(30.0, max(1.0, (len(values) - 1) / 3))
-        return torch.from_numpy(TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(values))
+        return torch.from_numpy(
+            TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(values)
+        )
     from sklearn.decomposition import PCA
 
     return torch.from_numpy(PCA(2, random_state=seed).fit_transform(values))

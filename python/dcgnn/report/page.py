@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dcgnn.report.measures import Contested, Trained
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 1080px; margin: 2rem auto;
-  padding: 0 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1b1f24; background: #fff; max-width: 1080px;
+  margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.7rem; margin-bottom: .2rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
 p.small { color: #57606a; margin-top: 0; } img { max-width: 100%; height: auto; }
 table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #d0d7de; text-align: right; }
 th:first-child, td:first-child { text-align: left; } td.wrong { color: #b42318; }
-.numbers { display: flex; gap: 1rem; flex-wrap: wrap; } .numbers div { background: #f3f5f7; border-radius: 8px;
-  padding: .6rem 1.1rem; } .numbers b { display: block; font-size: 1.5rem; }
+.numbers { display: flex; gap: 1rem; flex-wrap: wrap; }
+.numbers div { background: #f3f5f7; border-radius: 8px; padding: .6rem 1.1rem; } .numbers b { display: block; font-size: 1.5rem; }
 details { margin: 1rem 0; }
 """
 
@@ -26,7 +26,7 @@ _CAPTIONS = {
     "curves": ("Training", "Loss on the training nodes, cross entropy and metric on the validation nodes."),
     "objective": (
         "Clustering objective",
-        "Its three terms after every layer. A layer with norms, maps or few Sinkhorn iterations need not lower it.",
+        "Its three terms after every layer. A layer with norms, maps or few iterations need not lower it.",
     ),
     "assignment": (
         "Global clusters",
@@ -46,7 +46,8 @@ def render(trained: Trained, pictures: Mapping[str, bytes], contested: Sequence[
     data = trained.data
     metric = {"accuracy": "accuracy", "roc_auc": "ROC AUC"}[data.metric]
     boxes = "".join(
-        f"<div>{html.escape(part)} {metric}<b>{100 * value:.2f}%</b></div>" for part, value in trained.scores().items()
+        f"<div>{html.escape(part)} {metric}<b>{100 * value:.2f}%</b></div>"
+        for part, value in trained.scores().items()
     )
     sections = []
     for name, png in pictures.items():
@@ -66,7 +67,8 @@ def render(trained: Trained, pictures: Mapping[str, bytes], contested: Sequence[
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width"><title>DC-GNN on {name}</title><style>{_STYLE}</style></head><body>'
         f"<h1>DC-GNN on {name}</h1>"
-        f'<p class="small">{data.num_nodes} nodes, {data.num_edges} edges, {data.num_classes} classes, split {data.split}; '
+        f'<p class="small">{data.num_nodes} nodes, {data.num_edges} edges, {data.num_classes} classes, '
+        f"split {data.split}; "
         f"best epoch {trained.best_epoch} of {len(trained.history.loss)}</p>"
         f'<div class="numbers">{boxes}</div>{"".join(sections)}</body></html>\n'
     )
@@ -98,15 +100,16 @@ def _contested_table(contested: Sequence[Contested]) -> str:
         )
     )
     return (
-        '<h2>Most contested nodes</h2><p class="small">Highest entropy of the global assignment; 1 is an equal share '
-        f"of every cluster. A wrong prediction is red.</p><table><tr>{head}</tr>{''.join(rows)}</table>"
+        '<h2>Most contested nodes</h2><p class="small">Highest entropy of the global assignment; 1 is an equal '
+        f"share of every cluster. A wrong prediction is red.</p><table><tr>{head}</tr>{''.join(rows)}</table>"
     )
 
 
 def _settings(trained: Trained) -> str:
     def table(values: Mapping[str, object]) -> str:
         rows = "".join(
-            f"<tr><td>{html.escape(str(key))}</td><td>{html.escape(str(value))}</td></tr>" for key, value in values.items()
+            f"<tr><td>{html.escape(str(key))}</td><td>{html.escape(str(value))}</td></tr>"
+            for key, value in values.items()
         )
         return f"<table>{rows}</table>"
 

@@ -60,9 +60,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             ablations.objective,
             classification.GRAPHS,
         ),
-        Experiment(
-            "ablation-losses", "table: training losses", ablations.losses, classification.GRAPHS
-        ),
+        Experiment("ablation-losses", "table: training losses", ablations.losses, classification.GRAPHS),
         Experiment(
             "ablation-aggregator",
             "table: aggregator of the similarity loss",

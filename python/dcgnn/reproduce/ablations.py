@@ -1,4 +1,4 @@
-"""What each part of DC-GNN brings: terms of the objective, training losses, aggregator of the similarity loss."""
+"""What each part of DC-GNN brings: terms of the objective, losses, aggregator of the similarity loss."""
 
 from __future__ import annotations
 
@@ -89,13 +89,17 @@ def _ablation(context: Context, name: str, variants: Variants) -> Outcome:
     scores: dict[str, dict[str, list[float]]] = {graph: {} for graph in graphs}
     for (graph, _, variant, _), result in zip(order, results, strict=True):
         scores[graph].setdefault(variant, []).append(100 * result["test_metric"])
-    means = {graph: {key: statistics.fmean(values) for key, values in row.items()} for graph, row in scores.items()}
+    means = {
+        graph: {key: statistics.fmean(values) for key, values in row.items()} for graph, row in scores.items()
+    }
     names = list(means[graphs[0]])
     rows, verdicts = [], {}
     for graph in graphs:
-        best = max(names, key=lambda key: means[graph][key])  # noqa: B023
+        best = max(names, key=lambda key: means[graph][key])
         verdicts[graph] = "pass" if best == names[0] else f"{best} is better"
-        spread = {key: statistics.stdev(values) if len(values) > 1 else 0.0 for key, values in scores[graph].items()}
+        spread = {
+            key: statistics.stdev(values) if len(values) > 1 else 0.0 for key, values in scores[graph].items()
+        }
         rows.append([graph, *(f"{means[graph][key]:.2f} ± {spread[key]:.2f}" for key in names), best])
     return Outcome(
         header=["graph", *names, "best"],
@@ -110,7 +114,9 @@ def _ablation(context: Context, name: str, variants: Variants) -> Outcome:
     )
 
 
-def _draw(figure: Figure, means: Mapping[str, Mapping[str, float]], graphs: Sequence[str], names: Sequence[str]) -> None:
+def _draw(
+    figure: Figure, means: Mapping[str, Mapping[str, float]], graphs: Sequence[str], names: Sequence[str]
+) -> None:
     axes = figure.subplots()
     width = 0.8 / len(names)
     for index, key in enumerate(names):

@@ -43,7 +43,13 @@ def run(context: Context, name: str = "classification") -> Outcome:
                        for model, values in row.items()}  # fmt: skip
     seconds = sum(result["seconds"] for result in results)
     return Outcome(
-        header=["graph", "paper", *(TITLES[model] for model in models), "against the paper", "against the baselines"],
+        header=[
+            "graph",
+            "paper",
+            *(TITLES[model] for model in models),
+            "against the paper",
+            "against the baselines",
+        ],
         rows=rows,
         verdicts=verdicts,
         data={"results": data, "splits": list(context.splits), "training_seconds": seconds},

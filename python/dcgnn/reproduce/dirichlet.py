@@ -69,8 +69,8 @@ def run(context: Context, name: str = "dirichlet-energy") -> Outcome:
         data={"energy_by_layer": curves, "layers": NUM_LAYERS},
         draw=draw,
         notes=[
-            f"Share of the input's Dirichlet energy that is left after {NUM_LAYERS} untrained layers. Passes where "
-            "β > 0 keeps more than 1% and more than β = 0 does."
+            f"Share of the input's Dirichlet energy that is left after {NUM_LAYERS} untrained layers. Passes "
+            "where β > 0 keeps more than 1% and more than β = 0 does."
         ],
     )
 
@@ -88,5 +88,11 @@ def _job(context: Context, graph: str, beta: float) -> Job:
         depths = [x, *(layer.z for layer in state.layers)]
         return {"energy": [dirichlet_energy(z, edge_index) for z in depths]}
 
-    settings = {"graph": graph, "beta": beta, "layers": NUM_LAYERS, "channels": _CHANNELS, "seed": context.seed}
+    settings = {
+        "graph": graph,
+        "beta": beta,
+        "layers": NUM_LAYERS,
+        "channels": _CHANNELS,
+        "seed": context.seed,
+    }
     return Job(f"{graph} beta {beta:g}", settings, compute)

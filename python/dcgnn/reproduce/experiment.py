@@ -1,4 +1,4 @@
-"""What every table and figure shares: runs that are kept one by one, a table, a verdict, JSON and a picture."""
+"""What every table and figure shares: runs that are kept one by one, a table, verdicts, JSON, a picture."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ class Context:
         found = [graph for graph in possible if has_files(graph, self.data_root)]
         if not found:
             raise ValueError(
-                f"no files of {', '.join(possible)} under {self.data_root or default_data_root()}; see dcgnn graphs"
+                f"no files of {', '.join(possible)} under {self.data_root or default_data_root()}; "
+                "see dcgnn graphs"
             )
         return found
 
@@ -119,7 +120,9 @@ class Context:
             return recipe
         return recipe.replaced(epochs=min(self.epochs, recipe.training.get("epochs", self.epochs)))
 
-    def training_job(self, recipe: Recipe, graph: str, split: int, data: Callable[[], GraphData] | None = None) -> Job:
+    def training_job(
+        self, recipe: Recipe, graph: str, split: int, data: Callable[[], GraphData] | None = None
+    ) -> Job:
         """Train one recipe on one split; ``data`` where the graph is not simply loaded."""
         recipe = self.shortened(recipe)
 
@@ -170,7 +173,11 @@ def _kept(folder: Path, job: Job) -> dict[str, Any]:
         result = job.compute()
     except TrainingInterrupted:
         raise KeyboardInterrupt("interrupted; finished runs are kept, the same command continues") from None
-    content = {"settings": json.loads(identity), "result": result, "wall_seconds": time.perf_counter() - started}
+    content = {
+        "settings": json.loads(identity),
+        "result": result,
+        "wall_seconds": time.perf_counter() - started,
+    }
     write_json(path, content)
     return result
 

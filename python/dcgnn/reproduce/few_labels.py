@@ -28,7 +28,10 @@ def run(context: Context, name: str = "few-labels") -> Outcome:
     order = [(graph, model, split) for graph in graphs for split in context.splits for model in models]
     jobs = [
         context.training_job(
-            recipe_for(graph, model), f"{graph} 5 labels", split, functools.partial(_few, context, graph, split)
+            recipe_for(graph, model),
+            f"{graph} 5 labels",
+            split,
+            functools.partial(_few, context, graph, split),
         )
         for graph, model, split in order
     ]
@@ -36,7 +39,10 @@ def run(context: Context, name: str = "few-labels") -> Outcome:
     scores: dict[str, dict[str, list[float]]] = {graph: {model: [] for model in models} for graph in graphs}
     for (graph, model, _), result in zip(order, results, strict=True):
         scores[graph][model].append(100 * result["test_metric"])
-    means = {graph: {model: statistics.fmean(values) for model, values in row.items()} for graph, row in scores.items()}
+    means = {
+        graph: {model: statistics.fmean(values) for model, values in row.items()}
+        for graph, row in scores.items()
+    }
     rows, verdicts = [], {}
     for graph in graphs:
         gain = ""
@@ -44,7 +50,10 @@ def run(context: Context, name: str = "few-labels") -> Outcome:
             difference = means[graph]["dcgnn"] - means[graph]["gcn"]
             gain = f"{difference:+.2f}"
             verdicts[graph] = "pass" if difference > 0 else "short of GCN"
-        spread = {model: statistics.stdev(values) if len(values) > 1 else 0.0 for model, values in scores[graph].items()}
+        spread = {
+            model: statistics.stdev(values) if len(values) > 1 else 0.0
+            for model, values in scores[graph].items()
+        }
         cells = [f"{means[graph][model]:.2f} ± {spread[model]:.2f}" for model in models]
         rows.append([graph, "–", *cells, gain])
 
@@ -64,8 +73,8 @@ def run(context: Context, name: str = "few-labels") -> Outcome:
         data={"test": scores, "splits": list(context.splits)},
         draw=draw,
         notes=[
-            f"{PER_CLASS} training nodes a class, 500 for validation, 1000 for the test, drawn at random for each split. "
-            "Settings are the graph's preset for all labels. The paper's numbers are not at hand: "
+            f"{PER_CLASS} training nodes a class, 500 for validation, 1000 for the test, drawn at random for "
+            "each split. Settings are the graph's preset for all labels. The paper's numbers are not at hand: "
             "a row passes where DC-GNN is above GCN, which is the paper's claim."
         ],
     )

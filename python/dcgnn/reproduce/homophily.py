@@ -37,7 +37,9 @@ def edge_homophily(edge_index: Tensor, y: Tensor) -> float:
 def matrices(context: Context, name: str = "homophily") -> Outcome:
     """Homophily matrices as heat maps."""
     graphs = context.choose_graphs(GRAPHS)
-    results = dict(zip(graphs, context.collect(name, [_job(context, graph) for graph in graphs]), strict=True))
+    results = dict(
+        zip(graphs, context.collect(name, [_job(context, graph) for graph in graphs]), strict=True)
+    )
     rows, verdicts = [], {}
     for graph, result in results.items():
         printed = paper.HOMOPHILY.get(graph)
@@ -76,8 +78,8 @@ def matrices(context: Context, name: str = "homophily") -> Outcome:
         data={"graphs": results},
         draw=draw,
         notes=[
-            "US-election counts the self-loops of its file, and unlabelled nodes count as a class of their own in "
-            "the second column, because the paper's numbers fit that."
+            "US-election counts the self-loops of its file, and unlabelled nodes count as a class of their own "
+            "in the second column, because the paper's numbers fit that."
         ],
     )
 
@@ -85,7 +87,9 @@ def matrices(context: Context, name: str = "homophily") -> Outcome:
 def sizes(context: Context, name: str = "datasets") -> Outcome:
     """Nodes, edges, features and classes."""
     graphs = context.choose_graphs(GRAPHS)
-    results = dict(zip(graphs, context.collect(name, [_job(context, graph) for graph in graphs]), strict=True))
+    results = dict(
+        zip(graphs, context.collect(name, [_job(context, graph) for graph in graphs]), strict=True)
+    )
     keys = ("nodes", "edges", "features", "classes")
     rows, verdicts = [], {}
     for graph, result in results.items():

@@ -79,15 +79,24 @@ def run(context: Context, name: str = "effective-resistance") -> Outcome:
     for case, result in zip(cases, results, strict=True):
         plain, clusters = result["plain"], result["clusters"]
         verdicts[case] = "pass" if clusters < plain else "short: not below the plain graph"
-        rows.append([case, str(result["nodes"]), f"{plain:.4g}", f"{clusters:.4g}", f"{plain / clusters:.2f}", verdicts[case]])
+        rows.append(
+            [
+                case,
+                str(result["nodes"]),
+                f"{plain:.4g}",
+                f"{clusters:.4g}",
+                f"{plain / clusters:.2f}",
+                verdicts[case],
+            ]
+        )
         data[case] = {key: result[key] for key in ("nodes", "plain", "clusters")}
 
     def draw(figure: Figure) -> None:
         figure.set_size_inches(2.6 * len(cases), 5.6)
         panels = figure.subplots(2, len(cases), squeeze=False)
         for column, (case, result) in enumerate(zip(cases, results, strict=True)):
-            maps = [torch.tensor(result[key]) for key in ("plain_map", "cluster_map")]
-            top = float(max(values.max() for values in maps))
+            maps = [result[key] for key in ("plain_map", "cluster_map")]
+            top = max(max(map(max, values)) for values in maps)
             for row, (values, kind) in enumerate(zip(maps, ("plain", "cluster-nodes"), strict=True)):
                 image = panels[row][column].imshow(values, vmin=0.0, vmax=top, cmap="magma")
                 panels[row][column].set_title(f"{case}\n{kind}", fontsize=8)
@@ -102,8 +111,8 @@ def run(context: Context, name: str = "effective-resistance") -> Outcome:
         data={"total": data, "num_global": _NUM_GLOBAL, "num_local": _NUM_LOCAL},
         draw=draw,
         notes=[
-            "Total effective resistance over the pairs of nodes of the largest component; every edge has weight 1. "
-            "Passes where the cluster-nodes lower it, which is the paper's claim."
+            "Total effective resistance over the pairs of nodes of the largest component; every edge has weight "
+            "1. Passes where the cluster-nodes lower it, which is the paper's claim."
         ],
     )
 
@@ -116,7 +125,9 @@ def _job(context: Context, case: str) -> Job:
         else:
             torch.manual_seed(context.seed)
             num_nodes = _ER_NODES
-            edges = to_undirected(erdos_renyi_graph(num_nodes, float(case.rsplit("=", 1)[1])), num_nodes=num_nodes)
+            edges = to_undirected(
+                erdos_renyi_graph(num_nodes, float(case.rsplit("=", 1)[1])), num_nodes=num_nodes
+            )
         edges, num_nodes = largest_component(edges, num_nodes)
         plain = effective_resistance(plain_laplacian(edges, num_nodes))
         clusters = effective_resistance(cluster_laplacian(edges, num_nodes, _NUM_GLOBAL, _NUM_LOCAL))
@@ -129,7 +140,13 @@ def _job(context: Context, case: str) -> Job:
             "cluster_map": [[round(value, 5) for value in row] for row in clusters[shown, shown].tolist()],
         }
 
-    settings = {"case": case, "global": _NUM_GLOBAL, "local": _NUM_LOCAL, "nodes": _ER_NODES, "seed": context.seed}
+    settings = {
+        "case": case,
+        "global": _NUM_GLOBAL,
+        "local": _NUM_LOCAL,
+        "nodes": _ER_NODES,
+        "seed": context.seed,
+    }
     return Job(case, settings, compute)
 
 

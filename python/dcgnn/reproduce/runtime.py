@@ -25,7 +25,7 @@ _GENERATED = "minesweeper-synthetic"
 
 
 def run(context: Context, name: str = "runtime") -> Outcome:
-    """Time a forward and backward pass with the optimiser's step; all models have two layers of 64 channels."""
+    """Time a training step of every model, all with two layers of 64 channels."""
     try:
         graphs = context.choose_graphs(GRAPHS)
     except ValueError:
@@ -46,7 +46,9 @@ def run(context: Context, name: str = "runtime") -> Outcome:
         axes = figure.subplots()
         for index, model in enumerate(models):
             places = [position + (index - (len(models) - 1) / 2) * 0.2 for position in range(len(graphs))]
-            axes.bar(places, [1000 * result["seconds"][model] for result in results], 0.2, label=TITLES[model])
+            axes.bar(
+                places, [1000 * result["seconds"][model] for result in results], 0.2, label=TITLES[model]
+            )
         axes.set_xticks(range(len(graphs)), graphs, rotation=20)
         axes.set_yscale("log")
         axes.set_ylabel("ms per training step")
@@ -59,8 +61,8 @@ def run(context: Context, name: str = "runtime") -> Outcome:
         data={"results": dict(zip(graphs, results, strict=True)), "threads": torch.get_num_threads()},
         draw=draw,
         notes=[
-            f"Median of a training step, {torch.get_num_threads()} threads; the paper's times are of another machine and "
-            "not at hand. One layer alone: benchmarks/layer_table.py."
+            f"Median of a training step, {torch.get_num_threads()} threads; the paper's times are of another "
+            "machine and not at hand. One layer alone: benchmarks/layer_table.py."
         ],
     )
 
@@ -78,7 +80,11 @@ def _job(context: Context, graph: str, models: list[str]) -> Job:
 def _step(recipe: Recipe, data: GraphData) -> Callable[[], object]:
     torch.manual_seed(0)
     model = recipe.build(data)
-    graph = EgoGraph.from_edge_index(data.edge_index, data.num_nodes) if isinstance(model, DCGNN) else data.edge_index
+    graph = (
+        EgoGraph.from_edge_index(data.edge_index, data.num_nodes)
+        if isinstance(model, DCGNN)
+        else data.edge_index
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     def step() -> None:

@@ -62,7 +62,13 @@ class PerTreeMsgPassing(DCMsgPassing):
             sent = message(clusters.flatten(0, 1)).view_as(clusters)
             from_global = (self.tree_size * torch.bmm(assign, sent)).view_as(z)
             local_assign, local_clusters = local_sinkhorn(
-                z, local_clusters, graph, self.lam, self.local_iters, self.local_cost_scale, num_clusters=self.num_local
+                z,
+                local_clusters,
+                graph,
+                self.lam,
+                self.local_iters,
+                self.local_cost_scale,
+                num_clusters=self.num_local,
             )
             updated = node_update(
                 x, *nothing, local_assign, message(local_clusters), graph,
@@ -102,9 +108,15 @@ def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
     for (depth, model), result in zip(order, results, strict=True):
         table[model][depth] = result
     rows = [
-        [TITLES[model], *(f"{100 * table[model][depth]['train_metric']:.0f} / {100 * table[model][depth]['test_metric']:.0f}" for depth in DEPTHS)]
-        for model in models
-    ]  # fmt: skip
+        [
+            TITLES[model],
+            *(
+                f"{100 * row[depth]['train_metric']:.0f} / {100 * row[depth]['test_metric']:.0f}"
+                for depth in DEPTHS
+            ),
+        ]
+        for model, row in table.items()
+    ]
     verdicts = {}
     for depth in DEPTHS if "dcgnn" in models else ():
         reached = table["dcgnn"][depth]["train_metric"]
@@ -126,11 +138,15 @@ def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
         header=["model", *(f"depth {depth}" for depth in DEPTHS)],
         rows=rows,
         verdicts=verdicts,
-        data={"results": {model: {str(depth): entry for depth, entry in row.items()} for model, row in table.items()}},
+        data={
+            "results": {
+                model: {str(depth): entry for depth, entry in row.items()} for model, row in table.items()
+            }
+        },
         draw=draw,
         notes=[
-            "Accuracy in percent, training / test. As in the paper that introduced the problem, the training accuracy "
-            "tells whether a model can pass the information on; DC-GNN passes with 100% of it."
+            "Accuracy in percent, training / test. As in the paper that introduced the problem, the training "
+            "accuracy tells whether a model can pass the information on; DC-GNN passes with 100% of it."
         ],
     )
 
