@@ -17,8 +17,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "reproduce",
         help="make a table or figure of the paper",
-        description="Make a table or figure of the paper (arXiv 2405.16185) and compare it with what it prints. "
-        "Every run is kept: the same command continues after an interruption.",
+        description="Make a table or figure of the paper (arXiv 2405.16185) and compare it with the "
+        "printed one. Every run is kept: the same command continues after an interruption.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="table or figure, see --list")
     parser.add_argument("--list", action="store_true", help="list all of them and their state")

@@ -18,7 +18,8 @@ table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabula
 th, td { padding: .25rem .7rem; border-bottom: 1px solid #d0d7de; text-align: right; }
 th:first-child, td:first-child { text-align: left; } td.wrong { color: #b42318; }
 .numbers { display: flex; gap: 1rem; flex-wrap: wrap; }
-.numbers div { background: #f3f5f7; border-radius: 8px; padding: .6rem 1.1rem; } .numbers b { display: block; font-size: 1.5rem; }
+.numbers div { background: #f3f5f7; border-radius: 8px; padding: .6rem 1.1rem; }
+.numbers b { display: block; font-size: 1.5rem; }
 details { margin: 1rem 0; }
 """
 
@@ -100,8 +101,8 @@ def _contested_table(contested: Sequence[Contested]) -> str:
         )
     )
     return (
-        '<h2>Most contested nodes</h2><p class="small">Highest entropy of the global assignment; 1 is an equal '
-        f"share of every cluster. A wrong prediction is red.</p><table><tr>{head}</tr>{''.join(rows)}</table>"
+        '<h2>Most contested nodes</h2><p class="small">Highest entropy of the global assignment; 1 is an '
+        f"equal share of every cluster. A wrong prediction is red.</p><table><tr>{head}</tr>{''.join(rows)}</table>"
     )
 
 

@@ -78,8 +78,8 @@ def matrices(context: Context, name: str = "homophily") -> Outcome:
         data={"graphs": results},
         draw=draw,
         notes=[
-            "US-election counts the self-loops of its file, and unlabelled nodes count as a class of their own "
-            "in the second column, because the paper's numbers fit that."
+            "US-election counts the self-loops of its file, and unlabelled nodes count as a class of their "
+            "own in the second column, because the paper's numbers fit that."
         ],
     )
 

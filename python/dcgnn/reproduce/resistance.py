@@ -111,8 +111,8 @@ def run(context: Context, name: str = "effective-resistance") -> Outcome:
         data={"total": data, "num_global": _NUM_GLOBAL, "num_local": _NUM_LOCAL},
         draw=draw,
         notes=[
-            "Total effective resistance over the pairs of nodes of the largest component; every edge has weight "
-            "1. Passes where the cluster-nodes lower it, which is the paper's claim."
+            "Total effective resistance over the pairs of nodes of the largest component; every edge has "
+            "weight 1. Passes where the cluster-nodes lower it, which is the paper's claim."
         ],
     )
 
