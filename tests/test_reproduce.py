@@ -118,7 +118,7 @@ def test_figures_without_files(tmp_path, monkeypatch):
     assert len(resistance.rows) == 4
     assert set(resistance.verdicts.values()) == {"pass"}
     monkeypatch.setattr(tree, "DEPTHS", (2, 3))
-    monkeypatch.setattr(tree, "_NUM_TREES", 20)
+    monkeypatch.setattr(tree, "_NUM_TREES", {2: 20, 3: 20})
     trees = reproduce("tree-neighborsmatch", nowhere)
     assert [row[0] for row in trees.rows] == ["DC-GNN", "GCN", "GAT", "GIN"]
 

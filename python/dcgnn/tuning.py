@@ -38,6 +38,7 @@ _DCGNN: dict[str, Sequence[Any]] = {
     "activation": (None, "tanh"),
     "node_activation": (None, "relu"),
     "ego_readout": (False, True),
+    "local_init": ("carry", "fresh"),
     "adjacency_embedding": (False, True),
     "num_mlp_layers": (1, 2),
 }
@@ -63,8 +64,9 @@ _LOSSES: dict[str, Sequence[Any]] = {
 _LAYERED: dict[str, Any] = {
     "hidden_channels": 64, "num_layers": 2, "dropout": 0.4, "norm": "layer", "residual": True,
     "alpha": 0.5, "beta": 0.5, "lam": 2.0, "clusters_per_class": 1, "transform": "per-cluster",
-    "activation": None, "node_activation": "relu", "ego_readout": True, "adjacency_embedding": False,
-    "num_mlp_layers": 1, "lr": 0.01, "weight_decay": 5e-4, "ortho_weight": 0.0, "sim_weight": 0.0,
+    "activation": None, "node_activation": "relu", "ego_readout": True, "local_init": "carry",
+    "adjacency_embedding": False, "num_mlp_layers": 1,
+    "lr": 0.01, "weight_decay": 5e-4, "ortho_weight": 0.0, "sim_weight": 0.0,
 }  # fmt: skip
 
 #: Where a search for DC-GNN begins: a skeleton for all graphs, with LINKX's input, and the plain layer.

@@ -101,8 +101,9 @@ def _contested_table(contested: Sequence[Contested]) -> str:
         )
     )
     return (
-        '<h2>Most contested nodes</h2><p class="small">Highest entropy of the global assignment; 1 is an '
-        f"equal share of every cluster. A wrong prediction is red.</p><table><tr>{head}</tr>{''.join(rows)}</table>"
+        '<h2>Most contested nodes</h2><p class="small">Highest entropy of the global assignment; 1 is '
+        "an equal share of every cluster. A wrong prediction is red.</p>"
+        f"<table><tr>{head}</tr>{''.join(rows)}</table>"
     )
 
 

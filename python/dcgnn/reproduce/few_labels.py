@@ -74,8 +74,8 @@ def run(context: Context, name: str = "few-labels") -> Outcome:
         draw=draw,
         notes=[
             f"{PER_CLASS} training nodes a class, 500 for validation, 1000 for the test, drawn at random "
-            "for each split. Settings are the graph's preset for all labels. The paper's numbers are not at hand: "
-            "a row passes where DC-GNN is above GCN, which is the paper's claim."
+            "for each split. Settings are the graph's preset for all labels. The paper's numbers are not at "
+            "hand: a row passes where DC-GNN is above GCN, which is the paper's claim."
         ],
     )
 
