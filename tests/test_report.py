@@ -117,6 +117,11 @@ def test_model_without_global_clusters(tmp_path):
     assert "--objective-every" in (tmp_path / "report.html").read_text()
 
 
+def test_objective_every_must_not_be_negative(capsys):
+    assert main(["train", GRAPH, "--objective-every", "-1", "--quiet"]) == 2
+    assert "objective_every must not be negative" in capsys.readouterr().err
+
+
 def test_mistakes(checkpoint, tmp_path, capsys):
     assert main(["report", str(tmp_path / "none.pt")]) == 2
     assert "no checkpoint" in capsys.readouterr().err

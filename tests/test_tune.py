@@ -112,5 +112,16 @@ def test_command_writes_a_preset(tmp_path, monkeypatch, capsys):
     assert "best of 2 trials" in out
     assert load_preset("found.json").training["epochs"] == 2
     assert json.loads((tmp_path / "found.json").read_text())["models"]["dcgnn"]["found"]["splits"] == [0]
+    assert len(list(tmp_path.glob("dcgnn-tune-sbm-*.log"))) == 1
+    assert main(["tune", GRAPH, "--trials", "3", *arguments[4:-1]]) == 0
+    captured = capsys.readouterr()
+    assert "best of 3 trials" in captured.out, "the journal in this folder goes on"
+    assert "3/3" in captured.err
     assert main([*arguments, "--model", "bert"]) == 2
     assert "--model must be one of" in capsys.readouterr().err
+
+
+def test_without_optuna_the_error_says_what_to_install(monkeypatch, splits):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"optuna is not installed; pip install"):
+        tune(splits, "mlp", trials=1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from dcgnn.data import GraphData
+from dcgnn.extras import require
 from dcgnn.recipe import Recipe
 from dcgnn.training import TrainingDiverged, TrainingInterrupted
 
@@ -156,8 +157,9 @@ def tune(
         progress: Show a progress bar on stderr.
 
     Raises:
-        ValueError: If no trial could be finished.
+        ValueError: If Optuna is missing, or no trial could be finished.
     """
+    require("optuna")
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalStorage
 

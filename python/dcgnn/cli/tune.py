@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 from dcgnn.cli.train import parse_splits
@@ -65,7 +66,8 @@ def run(arguments: argparse.Namespace) -> None:
     indices = parse_splits(arguments.split, num_splits(arguments.graph))
     splits = [load_graph(arguments.graph, data_root=arguments.data_root, split=index) for index in indices]
     name = splits[0].name
-    storage = arguments.storage or f"dcgnn-tune-{name.replace(':', '-')}-{arguments.model}.log"
+    default = f"dcgnn-tune-{re.sub(r'[^a-z0-9.=,-]+', '-', name)}-{arguments.model}.log"
+    storage = arguments.storage or default
     found = tune(
         splits,
         arguments.model,

@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 from dcgnn.checkpoint import atomic_write
+from dcgnn.extras import require
 from dcgnn.report.measures import Trained, load_trained, most_contested
 from dcgnn.report.page import render
 
@@ -23,6 +24,7 @@ def write_report(trained: Trained, out: str | Path, embedding: str = "pca") -> P
     Returns:
         The HTML file.
     """
+    require("matplotlib")
     from dcgnn.report.figures import all_figures
 
     pictures = {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dcgnn.checkpoint import atomic_write
+from dcgnn.extras import require
 from dcgnn.reproduce import (
     ablations,
     classification,
@@ -103,6 +104,7 @@ def reproduce(name: str, context: Context, environment: Mapping[str, Any] | None
     """
     if name not in EXPERIMENTS:
         raise ValueError(f"no table or figure {name!r}; there are {', '.join(EXPERIMENTS)}")
+    require("matplotlib")  # now rather than after hours of training
     started = time.perf_counter()
     outcome = EXPERIMENTS[name].run(context, name)
     folder = context.out / name

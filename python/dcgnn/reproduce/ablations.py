@@ -81,7 +81,7 @@ def _ablation(context: Context, name: str, variants: Variants) -> Outcome:
     order = [
         (graph, split, variant, recipe)
         for graph in graphs
-        for split in context.splits
+        for split in context.splits_of(graph)
         for variant, recipe in variants(recipe_for(graph, "dcgnn")).items()
     ]
     jobs = [context.training_job(recipe, graph, split) for graph, split, _, recipe in order]

@@ -25,7 +25,9 @@ def run(context: Context, name: str = "classification") -> Outcome:
     models = context.choose_models(MODELS)
     cells = [(graph, model) for graph in graphs for model in models]
     # Split by split, so that after an interruption every graph and model has its first ones.
-    order = [(graph, model, split) for graph in graphs for split in context.splits for model in models]
+    order = [
+        (graph, model, split) for graph in graphs for split in context.splits_of(graph) for model in models
+    ]
     jobs = [context.training_job(recipe_for(graph, model), graph, split) for graph, model, split in order]
     results = context.collect(name, jobs)
     scores: dict[tuple[str, str], list[float]] = {cell: [] for cell in cells}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from dcgnn.checkpoint import atomic_write
-from dcgnn.data import GraphData, load_graph
+from dcgnn.data import GraphData, load_graph, num_splits
 from dcgnn.data.real import REAL_GRAPHS, default_data_root
 from dcgnn.recipe import Recipe
 from dcgnn.training import TrainingInterrupted
@@ -87,6 +87,10 @@ class Context:
                 self._graphs.pop(next(iter(self._graphs)))
             self._graphs[key] = load_graph(graph, data_root=self.data_root, split=split)
         return self._graphs[key]
+
+    def splits_of(self, graph: str) -> list[int]:
+        """The splits that were asked for, as far as the graph has them."""
+        return [split for split in self.splits if split < num_splits(graph)]
 
     def choose_graphs(self, possible: Sequence[str]) -> list[str]:
         """The graphs that were asked for, else those of ``possible`` whose files are there.
