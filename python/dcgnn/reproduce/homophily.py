@@ -66,6 +66,9 @@ def matrices(context: Context, name: str = "homophily") -> Outcome:
             axes.set_axis_off()
         for axes, (graph, result) in zip(panels, results.items(), strict=False):
             image = axes.imshow(result["matrix"], vmin=0.0, vmax=1.0, cmap="viridis")
+            classes = range(len(result["matrix"]))
+            axes.set_xticks(classes)
+            axes.set_yticks(classes)
             axes.set_title(graph, fontsize=9)
             axes.set_xlabel("class of the neighbour", fontsize=7)
             axes.set_ylabel("class", fontsize=7)
