@@ -25,7 +25,7 @@ MODELS = ("dcgnn", "gcn", "gat", "gin")
 #: Trees of each depth; half of them are for training. There are 96 different ones of depth 2.
 _NUM_TREES = {2: 96, 3: 2000, 4: 2000, 5: 1000, 6: 600}
 _HIDDEN = 64
-_TRAINING = {"epochs": 200, "patience": 80, "lr": 0.01, "weight_decay": 0.0}
+_TRAINING = {"epochs": 300, "patience": 100, "lr": 0.02, "weight_decay": 0.0}
 #: One layer of global clusters alone: the root and the leaf with its key meet in one cluster.
 _DCGNN = {"num_layers": 1, "alpha": 1.0, "beta": 0.5, "lam": 5.0}
 
@@ -124,7 +124,7 @@ def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
     ]
     verdicts = {}
     for depth in DEPTHS if "dcgnn" in models else ():
-        reached = table["dcgnn"][depth]["train_metric"]
+        reached = min(table["dcgnn"][depth][key] for key in ("train_metric", "test_metric"))
         verdicts[f"depth {depth}"] = "pass" if reached >= 0.995 else f"short by {100 * (1 - reached):.1f}"
 
     def draw(figure: Figure) -> None:
@@ -150,8 +150,8 @@ def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
         },
         draw=draw,
         notes=[
-            "Accuracy in percent, training / test. As in the paper that introduced the problem, the training "
-            "accuracy tells whether a model can pass the information on; DC-GNN passes with 100% of it. "
+            "Accuracy in percent, training / test. The paper that introduced the problem tells the training "
+            "accuracy; so few trees as here can be learned by heart, so DC-GNN passes with 100% of both. "
             "Half of the trees train: "
             + ", ".join(f"{count // 2} of depth {depth}" for depth, count in _NUM_TREES.items())
             + "."
