@@ -46,6 +46,8 @@ def test_resume_counts_the_trials_that_are_there(splits, tmp_path, monkeypatch):
     more = tune(splits, "mlp", trials=5, budget=QUICK, storage=journal)
     assert more.trials == 5
     assert more.validation >= first.validation
+    deeper = dataclasses.replace(QUICK, max_layers=3)
+    assert tune(splits, "mlp", trials=1, budget=deeper, storage=journal).trials == 1, "another search"
 
 
 def test_the_best_validation_wins_and_test_labels_do_not_matter(splits):

@@ -151,7 +151,8 @@ def tune(
         model: Which model, see :data:`dcgnn.recipe.MODELS`.
         trials: Trials in all; those that ``storage`` holds count.
         budget: Limits of a trial.
-        storage: Journal file; a search continues where it ends, and several processes may share it.
+        storage: Journal file; a search with the same budget, splits and seed continues there, and several
+            processes may share it.
         seconds: Begin no trial after this time.
         seed: Seed of training and of the search.
         progress: Show a progress bar on stderr.
@@ -173,7 +174,7 @@ def tune(
         journal = JournalStorage(JournalFileBackend(str(storage)))
     with _quiet(optuna):
         study = optuna.create_study(
-            study_name=f"{splits[0].name}/{model}",
+            study_name=_study_name(splits, model, budget, seed),
             storage=journal,
             load_if_exists=True,
             direction="maximize",
@@ -193,7 +194,7 @@ def tune(
             return _mean_validation(recipe, splits, seed, trial)
 
         with tqdm(total=trials, initial=min(done, trials), disable=not progress, unit="trial") as bar:
-            bar.set_description(study.study_name)
+            bar.set_description(f"{splits[0].name} {model}")
 
             def show(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
                 bar.update()
@@ -213,6 +214,13 @@ def tune(
             trials=len(_ended(study)),
             pruned=sum(trial.state.name == "PRUNED" for trial in study.trials),
         )
+
+
+def _study_name(splits: Sequence[GraphData], model: str, budget: Budget, seed: int) -> str:
+    """Trials compare only under one budget, on the same splits and seed: others are another search."""
+    numbers = ",".join(str(data.split) for data in splits)
+    limits = f"epochs {budget.epochs}, patience {budget.patience}, layers {budget.max_layers}"
+    return f"{splits[0].name}, {model}: splits {numbers}, {limits}, seed {seed}"
 
 
 def _mean_validation(recipe: Recipe, splits: Sequence[GraphData], seed: int, trial: optuna.Trial) -> float:
