@@ -1,14 +1,16 @@
-"""GCN and GAT in the skeleton of :class:`~dcgnn.DCGNN`, for comparisons on equal terms."""
+"""Models to compare with, in the skeleton of :class:`~dcgnn.DCGNN`, for comparisons on equal terms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.nn import GATConv, GCNConv
+from torch_geometric.nn import LINKX, MLP, GATConv, GCNConv, GINConv, SAGEConv
 
 from dcgnn.nn.messages import NodeBlock
+from dcgnn.nn.sparse_input import dropout_linear
 
 
 class ConvNet(nn.Module):
@@ -59,7 +61,8 @@ class ConvNet(nn.Module):
 
     def forward(self, x: Tensor, graph: Tensor) -> Tensor:
         """Logits of every node."""
-        h = self._drop(functional.relu(self.lin_in(self._drop(x))))
+        h = dropout_linear(x, self.lin_in.weight, self.lin_in.bias, self.dropout, self.training)
+        h = self._drop(functional.relu(h))
         for conv, block in zip(self.convs, self.blocks, strict=True):
             h = block(conv(h, graph), h)
         return self.lin_out(h)
@@ -96,3 +99,63 @@ def gat(
         out_channels,
         **options,  # type: ignore[arg-type]
     )
+
+
+class _NodeLinear(nn.Module):
+    """A convolution that does not look at the graph."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(channels, channels)
+
+    def forward(self, h: Tensor, graph: Tensor) -> Tensor:
+        return self.lin(h)
+
+
+def mlp(in_channels: int, hidden_channels: int, out_channels: int, **options: object) -> ConvNet:
+    """:class:`ConvNet` without a graph."""
+    return ConvNet(
+        _NodeLinear,
+        in_channels,
+        hidden_channels,
+        out_channels,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def sage(in_channels: int, hidden_channels: int, out_channels: int, **options: object) -> ConvNet:
+    """:class:`ConvNet` of PyG's ``SAGEConv`` (mean of the neighbours beside the node itself)."""
+    return ConvNet(
+        lambda channels: SAGEConv(channels, channels),
+        in_channels,
+        hidden_channels,
+        out_channels,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def gin(in_channels: int, hidden_channels: int, out_channels: int, **options: object) -> ConvNet:
+    """:class:`ConvNet` of PyG's ``GINConv`` with two linear maps a layer."""
+    return ConvNet(
+        lambda channels: GINConv(MLP([channels, channels, channels], norm=None), train_eps=True),
+        in_channels,
+        hidden_channels,
+        out_channels,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def linkx(in_channels: int, hidden_channels: int, out_channels: int, num_nodes: int, **options: Any) -> LINKX:
+    """PyG's ``LINKX``, bound to a graph of ``num_nodes`` nodes."""
+    return LINKX(num_nodes, in_channels, hidden_channels, out_channels, **{"num_layers": 1, **options})
+
+
+#: Every baseline by name.
+BASELINES: Mapping[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "gcn": gcn,
+    "gat": gat,
+    "sage": sage,
+    "gin": gin,
+    "linkx": linkx,
+}

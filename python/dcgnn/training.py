@@ -56,6 +56,7 @@ class TrainConfig:
         sim_weight: :math:`\omega_2`.
         sim_aggr: How the clusters of a class are joined: ``"max"``, ``"mean"`` or ``"sum"``.
         sim_metric: ``"cosine"`` similarity or ``"distance"``.
+        objective_every: Record the clustering objective of every layer after so many epochs; 0: never.
     """
 
     epochs: int = 500
@@ -67,11 +68,14 @@ class TrainConfig:
     sim_weight: float = 0.0
     sim_aggr: str = "max"
     sim_metric: str = "cosine"
+    objective_every: int = 0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.objective_every < 0:
+            raise ValueError(f"objective_every must not be negative, got {self.objective_every}")
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"lr must be positive, got {self.lr}")
         if self.sim_aggr not in SIMILARITY_AGGRS:
@@ -93,12 +97,13 @@ class TrainConfig:
 
 @dataclass
 class History:
-    """One entry for every epoch."""
+    """One entry for every epoch; ``objective`` has ``[epoch, value after layer 1, ...]`` where recorded."""
 
     loss: list[float] = field(default_factory=list)
     val_loss: list[float] = field(default_factory=list)
     val_metric: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    objective: list[list[float]] = field(default_factory=list)
 
 
 @dataclass
@@ -276,6 +281,9 @@ class TrainingRun:
         self.history.val_loss.append(val_loss.item())
         self.history.val_metric.append(val_metric)
         self.history.seconds.append(time.perf_counter() - started)
+        every = self.config.objective_every
+        if every and self.epoch % every == 0 and isinstance(self.model, DCGNN):
+            self.history.objective.append([self.epoch, *self._objectives()])
 
     def _loss(self) -> Tensor:
         state = None
@@ -299,6 +307,12 @@ class TrainingRun:
         """Logits of every node, without dropout."""
         self.model.eval()
         return self.model(self.data.x, self.graph)
+
+    @torch.no_grad()
+    def _objectives(self) -> list[float]:
+        """The clustering objective after every layer, as the model stands."""
+        _, state = self.model(self.data.x, self.graph, return_state=True)
+        return [float(objective.total) for objective in state.objectives]
 
     def _check_finite(self, values: Tensor, what: str) -> None:
         if not bool(torch.isfinite(values).all()):

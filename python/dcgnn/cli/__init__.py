@@ -1,4 +1,4 @@
-"""The ``dcgnn`` command: ``train``, ``demo``, ``bench``, ``graphs`` and ``info``."""
+"""The ``dcgnn`` command and its subcommands."""
 
 from dcgnn.cli.main import main
 

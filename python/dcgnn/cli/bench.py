@@ -205,7 +205,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             raise ValueError(f"--fill: there is no file {name}")
     wants_plots = arguments.html or arguments.plots or arguments.fill
     if wants_plots and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("plots need matplotlib: pip install 'dcgnn-kernels[plots]'")
+        raise ValueError("plots need matplotlib: pip install 'dcgnn-kernels[study]'")
 
 
 def _report(arguments: argparse.Namespace, found: list[rows.Row], older: list[rows.Row] | None) -> None:

@@ -15,7 +15,7 @@ import torch
 
 import dcgnn_kernels
 from dcgnn.checkpoint import CheckpointError
-from dcgnn.cli import bench, demo, graphs, info, train
+from dcgnn.cli import bench, demo, graphs, info, report, reproduce, train, tune
 from dcgnn.data import DatasetUnavailable
 from dcgnn.training import TrainingDiverged
 
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"dcgnn-kernels {dcgnn_kernels.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (train, demo, bench, graphs, info):
+    for command in (train, tune, report, reproduce, bench, demo, graphs, info):
         command.add_parser(commands)
     return parser
 

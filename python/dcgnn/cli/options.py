@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from dcgnn.nn.model import DCGNN
 from dcgnn.nn.msg_passing import DCMsgPassing
+from dcgnn.recipe import Recipe
 from dcgnn.training import TrainConfig
 
 #: Arguments of the model that follow from the graph or from another argument.
@@ -67,6 +68,7 @@ _TRAIN_HELP = {
     "sim_weight": "weight ω2 of the similarity loss",
     "sim_aggr": "join the clusters of a class by max, mean or sum",
     "sim_metric": "similarity loss by cosine or distance",
+    "objective_every": "record the objective of every layer after so many epochs, for dcgnn report; 0: never",
 }
 
 
@@ -94,6 +96,18 @@ def add_train_options(parser: argparse._ActionsContainer) -> None:
         _add(parser, name, type(default), default, _TRAIN_HELP[name])
 
 
+def fill(arguments: argparse.Namespace, preset: Recipe | None = None) -> None:
+    """Give every option that was not given its value from the preset, else its default."""
+    defaults = model_defaults() | {name: getattr(TrainConfig(), name) for name in train_option_names()}
+    if preset is not None:
+        # The preset was found with the model's own defaults, not with those of the command line.
+        defaults |= {name: default for name, (_, default) in _model_parameters({}).items()}
+        defaults |= {**preset.options, **preset.training}
+    for name, value in defaults.items():
+        if not hasattr(arguments, name):
+            setattr(arguments, name, value)
+
+
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of the model as they were given."""
     return {name: getattr(arguments, name) for name in model_defaults()}
@@ -105,19 +119,10 @@ def train_config(arguments: argparse.Namespace, seed: int) -> TrainConfig:
     return TrainConfig(seed=seed, **given)
 
 
-def build_model(options: Mapping[str, Any], *, channels: int, classes: int, nodes: int) -> DCGNN:
-    """The model for a graph with these input channels, classes and nodes."""
-    arguments = dict(options)
-    if not arguments["num_global"]:
-        # A multiple of the classes, so that the similarity loss can be switched on.
-        arguments["num_global"] = classes * max(1, round(8 / classes))
-    if arguments["adjacency_embedding"]:
-        arguments["num_nodes"] = nodes
-    return DCGNN(channels, out_channels=classes, **arguments)
-
-
-def _model_parameters() -> dict[str, tuple[Any, Any]]:
+def _model_parameters(starting: Mapping[str, Any] = _DEFAULTS) -> dict[str, tuple[Any, Any]]:
     """Type and default of every option of the model, by name of the argument.
+
+    Where ``starting`` does not name one, it is the default of the signature.
 
     What :class:`~dcgnn.DCGNN` does not name itself it hands on to its message passing.
     """
@@ -126,7 +131,7 @@ def _model_parameters() -> dict[str, tuple[Any, Any]]:
         kinds = get_type_hints(owner.__init__)
         for name, parameter in inspect.signature(owner).parameters.items():
             if name not in _NOT_OPTIONS and name not in found:
-                found[name] = (kinds[name], _DEFAULTS.get(name, parameter.default))
+                found[name] = (kinds[name], starting.get(name, parameter.default))
     return found
 
 
@@ -136,7 +141,7 @@ def _add(parser: argparse._ActionsContainer, name: str, kind: Any, default: Any,
     text = f"{help_text} (default: {shown})".replace("%", "%%")
     if kind is bool:
         parser.add_argument(
-            flag, dest=name, default=default, action=argparse.BooleanOptionalAction, help=text
+            flag, dest=name, default=argparse.SUPPRESS, action=argparse.BooleanOptionalAction, help=text
         )
         return
     parts = get_args(kind) or (kind,)
@@ -145,7 +150,7 @@ def _add(parser: argparse._ActionsContainer, name: str, kind: Any, default: Any,
     read: Callable[[str], Any] = number or str
     if type(None) in parts:
         read = _or_none(read)
-    parser.add_argument(flag, dest=name, default=default, type=read, metavar=metavar, help=text)
+    parser.add_argument(flag, dest=name, default=argparse.SUPPRESS, type=read, metavar=metavar, help=text)
 
 
 def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -18,6 +18,8 @@ from dcgnn.cli.checks import check_writable, find_device
 from dcgnn.cli.graphs import describe_graphs
 from dcgnn.cli.info import environment
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
+from dcgnn.presets import load_preset
+from dcgnn.recipe import build_model
 from dcgnn.training import TrainingInterrupted, TrainResult, train
 
 
@@ -35,6 +37,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--data-root",
         metavar="DIR",
         help=f"folder of the raw files (default: {DATA_ROOT_VARIABLE})",
+    )
+    parser.add_argument(
+        "--preset",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="settings found for this graph, or for the named one, or a file (.json); options given win",
     )
     parser.add_argument("--split", default="0", metavar="SPLITS", help="0, 0-9, 0,3,5 or all (default: 0)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default: 0)")
@@ -66,6 +75,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(arguments: argparse.Namespace) -> None:
     """Train every split and seed that was asked for, and report."""
+    preset = None
+    if arguments.preset is not None:
+        preset = load_preset(arguments.preset or arguments.graph)
+    options.fill(arguments, preset)
     splits = parse_splits(arguments.split, num_splits(arguments.graph))
     if arguments.seeds < 1:
         raise ValueError(f"--seeds must be positive, got {arguments.seeds}")
@@ -147,7 +160,7 @@ def _train_one(
     config = options.train_config(arguments, seed)
     model_options = options.model_options(arguments)
     torch.manual_seed(seed)
-    model = options.build_model(
+    model = build_model(
         model_options,
         channels=data.num_features,
         classes=data.num_classes,

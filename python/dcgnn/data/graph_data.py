@@ -131,17 +131,56 @@ def random_split(
     Returns:
         Train, validation and test mask, each bool :math:`[N]`.
     """
+    order = _shuffled_labelled(y, split)
+    num_train = round(fractions[0] * order.numel())
+    num_val = round(fractions[1] * order.numel())
+    parts = order.tensor_split([num_train, num_train + num_val])
+    masks = [_mask(y, part) for part in parts]
+    return masks[0], masks[1], masks[2]
+
+
+def few_label_split(
+    y: Tensor, split: int, per_class: int = 5, num_val: int = 500, num_test: int = 1000
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""A random split with few training nodes, as many of each class.
+
+    Args:
+        y: Labels :math:`[N]`; nodes with ``-1`` are in no mask.
+        split: Index of the split, which seeds it.
+        per_class: Training nodes of each class.
+        num_val: Validation nodes, from those that are left.
+        num_test: Test nodes, from those that are left then.
+
+    Returns:
+        Train, validation and test mask, each bool :math:`[N]`.
+    """
+    order = _shuffled_labelled(y, split)
+    classes = y[order].unique().tolist()
+    chosen = [order[y[order] == label][:per_class] for label in classes]
+    for label, nodes in zip(classes, chosen, strict=True):
+        if nodes.numel() < per_class:
+            raise ValueError(f"per_class is {per_class}, but class {label} has {nodes.numel()} nodes")
+    train = _mask(y, torch.cat(chosen))
+    rest = order[~train[order]]
+    if rest.numel() < num_val + num_test:
+        raise ValueError(
+            f"num_val + num_test is {num_val + num_test}, but only {rest.numel()} labelled nodes are left"
+        )
+    return train, _mask(y, rest[:num_val]), _mask(y, rest[num_val : num_val + num_test])
+
+
+def _shuffled_labelled(y: Tensor, split: int) -> Tensor:
+    """The labelled nodes in a random order that depends on ``split`` and their number alone."""
     labelled = (y >= 0).nonzero().view(-1)
     # The plain index would draw the same permutation as a generator with the same small seed:
     # all mines of board 0 would be in the training set of split 0.
     seed = int.from_bytes(hashlib.sha256(f"split {split}".encode()).digest()[:7], "little")
     permutation = torch.randperm(labelled.numel(), generator=torch.Generator().manual_seed(seed))
-    order = labelled[permutation]
-    num_train = round(fractions[0] * order.numel())
-    num_val = round(fractions[1] * order.numel())
-    parts = order.tensor_split([num_train, num_train + num_val])
-    masks = [torch.zeros(y.numel(), dtype=torch.bool).index_fill_(0, part, True) for part in parts]
-    return masks[0], masks[1], masks[2]
+    return labelled[permutation]
+
+
+def _mask(y: Tensor, nodes: Tensor) -> Tensor:
+    return torch.zeros(y.numel(), dtype=torch.bool).index_fill_(0, nodes, True)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import MLP
+from torch_geometric.nn.dense.linear import is_uninitialized_parameter
 from torch_geometric.nn.inits import kaiming_uniform, zeros
 
 from dcgnn.nn.checks import check_count, check_features, check_finite, check_number
 from dcgnn.nn.msg_passing import DCMsgPassing
+from dcgnn.nn.sparse_input import dropout_linear
 from dcgnn_kernels import EgoGraph
 
 
@@ -90,7 +92,8 @@ class DCGNN(torch.nn.Module):
         self.out_channels = check_count("out_channels", out_channels)
         self.dropout = check_number("dropout", dropout, lambda p: 0 <= p < 1, "in [0, 1)")
         widths = [in_channels] + [hidden_channels] * num_mlp_layers
-        self.encoder = MLP(widths, dropout=dropout, norm=None, plain_last=True)
+        between = [dropout] * (num_mlp_layers - 1)
+        self.encoder = MLP(widths, dropout=[*between, 0.0], norm=None, plain_last=True)
         self.adjacency = None
         if adjacency_embedding:
             assert num_nodes is not None
@@ -112,7 +115,7 @@ class DCGNN(torch.nn.Module):
         """Runs the model; see the class for the shapes."""
         check_features(x, self.in_channels)
         graph = EgoGraph.from_edge_index(edge_index, x.size(0))
-        h = self.encoder(functional.dropout(x, self.dropout, self.training))
+        h = self._encode(x)
         if self.adjacency is not None:
             h = h + self.adjacency(graph)
         h = functional.dropout(functional.relu(h), self.dropout, self.training)
@@ -124,6 +127,15 @@ class DCGNN(torch.nn.Module):
         z, state = result if return_state else (result, None)
         logits = self.readout(z)
         return (logits, state) if return_state else logits
+
+    def _encode(self, x: Tensor) -> Tensor:
+        first, *others = self.encoder.lins
+        if is_uninitialized_parameter(first.weight):
+            return self.encoder(functional.dropout(x, self.dropout, self.training))
+        h = dropout_linear(x, first.weight, first.bias, self.dropout, self.training)
+        for lin in others:
+            h = lin(functional.dropout(functional.relu(h), self.dropout, self.training))
+        return h
 
     def __repr__(self) -> str:
         return (

@@ -1,0 +1,110 @@
+"""The two classification tables: test metric over the paper's splits, beside the baselines."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dcgnn.presets import recipe_for
+from dcgnn.recipe import TITLES
+from dcgnn.reproduce import paper
+from dcgnn.reproduce.experiment import Context, Outcome
+from dcgnn.reproduce.paper import HETEROPHILOUS, HOMOPHILOUS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GRAPHS = (*HETEROPHILOUS, *HOMOPHILOUS)
+MODELS = ("dcgnn", "mlp", "gcn", "gat", "sage", "linkx")
+
+
+def run(context: Context, name: str = "classification") -> Outcome:
+    """Train every model on every graph and split."""
+    graphs = context.choose_graphs(GRAPHS)
+    models = context.choose_models(MODELS)
+    cells = [(graph, model) for graph in graphs for model in models]
+    # Split by split, so that after an interruption every graph and model has its first ones.
+    order = [
+        (graph, model, split) for graph in graphs for split in context.splits_of(graph) for model in models
+    ]
+    jobs = [context.training_job(recipe_for(graph, model), graph, split) for graph, model, split in order]
+    results = context.collect(name, jobs)
+    scores: dict[tuple[str, str], list[float]] = {cell: [] for cell in cells}
+    for (graph, model, _), result in zip(order, results, strict=True):
+        scores[graph, model].append(100 * result["test_metric"])
+
+    rows, verdicts, data = [], {}, {}
+    for graph in graphs:
+        row = {model: scores[graph, model] for model in models}
+        line, verdict = _row(graph, row)
+        rows.append(line)
+        if verdict is not None:
+            verdicts[graph] = verdict
+        data[graph] = {model: {"mean": _mean(values), "deviation": _deviation(values), "splits": values}
+                       for model, values in row.items()}  # fmt: skip
+    seconds = sum(result["seconds"] for result in results)
+    return Outcome(
+        header=[
+            "graph",
+            "paper",
+            *(TITLES[model] for model in models),
+            "against the paper",
+            "against the baselines",
+        ],
+        rows=rows,
+        verdicts=verdicts,
+        data={"results": data, "splits": list(context.splits), "training_seconds": seconds},
+        draw=lambda figure: _draw(figure, data, graphs, models),
+        notes=[
+            f"Test metric in percent, mean ± deviation over splits {', '.join(map(str, context.splits))}; "
+            "the epoch and the settings are chosen on validation."
+        ],
+    )
+
+
+def _row(graph: str, scores: Mapping[str, Sequence[float]]) -> tuple[list[str], str | None]:
+    printed = paper.CLASSIFICATION.get(graph)
+    cells = [f"{_mean(values):.2f} ± {_deviation(values):.2f}" for values in scores.values()]
+    if "dcgnn" not in scores:
+        return [graph, paper.shown(printed), *cells, "", ""], None
+    ours = _mean(scores["dcgnn"])
+    verdict = paper.verdict(printed, ours)
+    others = {model: _mean(values) for model, values in scores.items() if model != "dcgnn"}
+    versus = ""
+    if others:
+        best = max(others, key=lambda model: others[model])
+        versus = f"{ours - others[best]:+.2f} to {TITLES[best]}"
+    return [graph, paper.shown(printed), *cells, verdict, versus], verdict
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values)
+
+
+def _deviation(values: Sequence[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _draw(figure: Figure, data: Mapping[str, Any], graphs: Sequence[str], models: Sequence[str]) -> None:
+    axes = figure.subplots()
+    width = 0.8 / len(models)
+    for index, model in enumerate(models):
+        places = [position + (index - (len(models) - 1) / 2) * width for position in range(len(graphs))]
+        axes.bar(
+            places,
+            [data[graph][model]["mean"] for graph in graphs],
+            width,
+            yerr=[data[graph][model]["deviation"] for graph in graphs],
+            label=TITLES[model],
+            capsize=2,
+        )
+    for position, graph in enumerate(graphs):
+        if printed := paper.CLASSIFICATION.get(graph):
+            axes.hlines(printed.mean, position - 0.42, position + 0.42, colors="black", linestyles="--")
+    axes.plot([], [], "k--", label="paper")
+    axes.set_xticks(range(len(graphs)), graphs, rotation=20)
+    lowest = min(entry["mean"] for graph in graphs for entry in data[graph].values())
+    axes.set_ylim(max(0.0, lowest - 10), 100)
+    axes.set_ylabel("test metric, %")
+    axes.legend(ncols=4, fontsize="small", loc="lower center", bbox_to_anchor=(0.5, 1.0))

@@ -1,0 +1,261 @@
+"""Search for settings on the validation metric, with Optuna."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from dcgnn.data import GraphData
+from dcgnn.extras import require
+from dcgnn.recipe import Recipe
+from dcgnn.training import TrainingDiverged, TrainingInterrupted
+
+if TYPE_CHECKING:
+    import optuna
+
+#: Grid of all models; a baseline gets what DC-GNN gets.
+_SKELETON: dict[str, Sequence[Any]] = {
+    "hidden_channels": (32, 64, 128),
+    "num_layers": (1, 2, 3, 4, 6, 8, 12),
+    "dropout": (0.0, 0.2, 0.4, 0.6, 0.8),
+    "norm": (None, "batch", "layer"),
+    "residual": (False, True),
+}
+
+#: What only DC-GNN has: the paper's letters first, then the options of this package.
+_DCGNN: dict[str, Sequence[Any]] = {
+    "alpha": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
+    "beta": (0.0, 0.1, 0.5, 1.0, 2.0),
+    "lam": (0.5, 1.0, 2.0, 5.0, 10.0),
+    "clusters_per_class": (1, 2, 4),
+    "transform": (None, "shared", "per-cluster"),
+    "activation": (None, "tanh"),
+    "node_activation": (None, "relu"),
+    "ego_readout": (False, True),
+    "local_init": ("carry", "fresh"),
+    "adjacency_embedding": (False, True),
+    "num_mlp_layers": (1, 2),
+}
+
+_LINKX: dict[str, Sequence[Any]] = {
+    "hidden_channels": (32, 64, 128),
+    "num_layers": (1, 2, 3),
+    "num_edge_layers": (1, 2),
+    "num_node_layers": (1, 2),
+    "dropout": (0.0, 0.2, 0.4, 0.6, 0.8),
+}
+
+_TRAINING: dict[str, Sequence[Any]] = {
+    "lr": (0.001, 0.003, 0.01, 0.03),
+    "weight_decay": (0.0, 5e-5, 5e-4, 5e-3),
+}
+
+_LOSSES: dict[str, Sequence[Any]] = {
+    "ortho_weight": (0.0, 0.01, 0.1, 1.0),
+    "sim_weight": (0.0, 0.01, 0.1, 1.0),
+}
+
+_LAYERED: dict[str, Any] = {
+    "hidden_channels": 64, "num_layers": 2, "dropout": 0.4, "norm": "layer", "residual": True,
+    "alpha": 0.5, "beta": 0.5, "lam": 2.0, "clusters_per_class": 1, "transform": "per-cluster",
+    "activation": None, "node_activation": "relu", "ego_readout": True, "local_init": "carry",
+    "adjacency_embedding": False, "num_mlp_layers": 1,
+    "lr": 0.01, "weight_decay": 5e-4, "ortho_weight": 0.0, "sim_weight": 0.0,
+}  # fmt: skip
+
+#: Where a search for DC-GNN begins: a skeleton for all graphs, with LINKX's input, and the plain layer.
+_FIRST_TRIALS: tuple[dict[str, Any], ...] = (
+    _LAYERED,
+    _LAYERED | {"adjacency_embedding": True},
+    _LAYERED | {
+        "dropout": 0.6, "norm": None, "residual": False, "node_activation": None, "transform": None,
+        "ego_readout": False, "alpha": 0.1,
+    },
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a trial may train, and how deep it may be.
+
+    Args:
+        epochs: Most epochs of a run.
+        patience: Epochs without a better validation metric before a run stops.
+        max_layers: Most layers.
+    """
+
+    epochs: int = 300
+    patience: int = 60
+    max_layers: int = 8
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search came to."""
+
+    recipe: Recipe
+    validation: float
+    trials: int
+    pruned: int
+
+
+def search_space(model: str, budget: Budget) -> dict[str, Sequence[Any]]:
+    """The choices for every setting of a model."""
+    if model == "linkx":
+        return _LINKX | _TRAINING
+    space = dict(_SKELETON)
+    space["num_layers"] = tuple(depth for depth in space["num_layers"] if depth <= budget.max_layers)
+    if not space["num_layers"]:
+        raise ValueError(f"max_layers must be positive, got {budget.max_layers}")
+    return space | _DCGNN | _TRAINING | _LOSSES if model == "dcgnn" else space | _TRAINING
+
+
+def recipe_of(model: str, chosen: dict[str, Any], num_classes: int, budget: Budget) -> Recipe:
+    """The recipe for one point of :func:`search_space`."""
+    chosen = dict(chosen)
+    names = [name for name in (_TRAINING | _LOSSES) if name in chosen]
+    training = {name: chosen.pop(name) for name in names}
+    if "clusters_per_class" in chosen:
+        chosen["num_global"] = num_classes * chosen.pop("clusters_per_class")
+    if chosen.get("alpha") == 0:
+        # Without the global problem there are no clusters for these losses.
+        training["ortho_weight"] = training["sim_weight"] = 0.0
+    return Recipe(model, chosen, training | {"epochs": budget.epochs, "patience": budget.patience})
+
+
+def tune(
+    splits: Sequence[GraphData],
+    model: str = "dcgnn",
+    *,
+    trials: int,
+    budget: Budget | None = None,
+    storage: str | Path | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Found:
+    """Search for the settings with the best mean validation metric over ``splits``.
+
+    A trial trains one split after the other and is given up as soon as its mean falls below the median of
+    the others at that point. The test nodes are not looked at.
+
+    Args:
+        splits: The same graph in each split to train.
+        model: Which model, see :data:`dcgnn.recipe.MODELS`.
+        trials: Trials in all; those that ``storage`` holds count.
+        budget: Limits of a trial.
+        storage: Journal file; a search with the same budget, splits and seed continues there, and several
+            processes may share it.
+        seconds: Begin no trial after this time.
+        seed: Seed of training and of the search.
+        progress: Show a progress bar on stderr.
+
+    Raises:
+        ValueError: If Optuna is missing, or no trial could be finished.
+    """
+    require("optuna")
+    import optuna
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
+
+    if trials < 1:
+        raise ValueError(f"trials must be positive, got {trials}")
+    budget = budget or Budget()
+    space = search_space(model, budget)
+    journal = None
+    if storage is not None:
+        Path(storage).parent.mkdir(parents=True, exist_ok=True)
+        journal = JournalStorage(JournalFileBackend(str(storage)))
+    with _quiet(optuna):
+        study = optuna.create_study(
+            study_name=_study_name(splits, model, budget, seed),
+            storage=journal,
+            load_if_exists=True,
+            direction="maximize",
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+        )
+        done = len(_ended(study))
+        # Another seed for the continuation: the same one would draw the first trials once more.
+        study.sampler = optuna.samplers.TPESampler(seed=seed + done, n_startup_trials=10)
+        if model == "dcgnn" and not study.trials:
+            for first in _FIRST_TRIALS:
+                usable = {name: value for name, value in first.items() if value in space[name]}
+                study.enqueue_trial(usable)
+
+        def objective(trial: optuna.Trial) -> float:
+            chosen = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
+            recipe = recipe_of(model, chosen, splits[0].num_classes, budget)
+            return _mean_validation(recipe, splits, seed, trial)
+
+        with tqdm(total=trials, initial=min(done, trials), disable=not progress, unit="trial") as bar:
+            bar.set_description(f"{splits[0].name} {model}")
+
+            def show(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+                bar.update()
+                if _complete(study):
+                    bar.set_postfix({"best validation": f"{100 * study.best_value:.2f}"})
+
+            left = max(0, trials - done)
+            if left:
+                study.optimize(
+                    objective, n_trials=left, timeout=seconds, callbacks=[show], catch=(TrainingDiverged,)
+                )
+        if not _complete(study):
+            raise ValueError(f"no trial of {study.study_name} could be finished")
+        return Found(
+            recipe=recipe_of(model, study.best_params, splits[0].num_classes, budget),
+            validation=study.best_value,
+            trials=len(_ended(study)),
+            pruned=sum(trial.state.name == "PRUNED" for trial in study.trials),
+        )
+
+
+def _study_name(splits: Sequence[GraphData], model: str, budget: Budget, seed: int) -> str:
+    """Trials compare only under one budget, on the same splits and seed: others are another search."""
+    numbers = ",".join(str(data.split) for data in splits)
+    limits = f"epochs {budget.epochs}, patience {budget.patience}, layers {budget.max_layers}"
+    return f"{splits[0].name}, {model}: splits {numbers}, {limits}, seed {seed}"
+
+
+def _mean_validation(recipe: Recipe, splits: Sequence[GraphData], seed: int, trial: optuna.Trial) -> float:
+    import optuna
+
+    scores: list[float] = []
+    for index, data in enumerate(splits):
+        try:
+            _, result = recipe.run(data, seed)
+        except TrainingInterrupted:
+            raise KeyboardInterrupt("interrupted; the trials that ended are kept") from None
+        scores.append(result.val_metric)
+        mean = statistics.fmean(scores)
+        if not math.isfinite(mean):
+            raise optuna.TrialPruned
+        trial.report(mean, index)
+        if index + 1 < len(splits) and trial.should_prune():
+            raise optuna.TrialPruned
+    return mean
+
+
+def _ended(study: optuna.Study) -> list[Any]:
+    return [trial for trial in study.trials if trial.state.is_finished()]
+
+
+def _complete(study: optuna.Study) -> bool:
+    return any(trial.state.name == "COMPLETE" for trial in study.trials)
+
+
+@contextmanager
+def _quiet(optuna: Any) -> Any:
+    """Optuna tells every trial on stderr, in the middle of our progress bar."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)

@@ -1,0 +1,86 @@
+"""Baselines and the sparse first layer that they share with DC-GNN."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from dcgnn.baselines import BASELINES
+from dcgnn.data import load_graph
+from dcgnn.nn import sparse_input
+from dcgnn.nn.sparse_input import dropout_linear
+from dcgnn.recipe import Recipe
+
+OPTIONS = {"hidden_channels": 16, "num_layers": 2, "dropout": 0.2}
+
+
+@pytest.mark.parametrize("model", BASELINES)
+def test_baselines_learn_separable_classes(model):
+    data = load_graph("sbm:num_nodes=200,avg_degree=4,signal=4.0,homophily=0.9")
+    _, result = Recipe(model, OPTIONS, {"epochs": 40, "lr": 0.02}).run(data)
+    assert result.test_metric > 0.85
+
+
+def test_mlp_ignores_the_graph():
+    data = load_graph("sbm:num_nodes=50,avg_degree=4")
+    model = Recipe("mlp", OPTIONS).build(data).eval()
+    assert torch.equal(model(data.x, data.edge_index), model(data.x, data.edge_index[:, :0]))
+
+
+def test_unknown_model():
+    with pytest.raises(ValueError, match="model must be one of"):
+        Recipe("bert")
+
+
+@pytest.fixture
+def sparse_x(monkeypatch):
+    monkeypatch.setattr(sparse_input, "MIN_ENTRIES", 1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(30, 40, generator=generator, dtype=torch.float64)
+    x[torch.rand(30, 40, generator=generator) > 0.05] = 0.0
+    x[7] = 0.0
+    return x
+
+
+def test_sparse_first_layer_is_the_dense_one(sparse_x):
+    weight = torch.randn(8, 40, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(8, dtype=torch.float64, requires_grad=True)
+    assert sparse_input._bags(sparse_x) is not None
+    out = dropout_linear(sparse_x, weight, bias, 0.5, False)
+    expected = functional.linear(sparse_x, weight, bias)
+    assert torch.allclose(out, expected)
+    gradient = torch.randn_like(out)
+    for ours, theirs in zip(
+        torch.autograd.grad(out, (weight, bias), gradient),
+        torch.autograd.grad(expected, (weight, bias), gradient),
+        strict=True,
+    ):
+        assert torch.allclose(ours, theirs)
+    assert torch.autograd.gradcheck(lambda w, b: dropout_linear(sparse_x, w, b, 0.0, True), (weight, bias))
+
+
+def test_sparse_dropout_keeps_the_mean(sparse_x):
+    weight = torch.eye(40, dtype=torch.float64)
+    torch.manual_seed(0)
+    drawn = torch.stack([dropout_linear(sparse_x, weight, None, 0.5, True) for _ in range(2000)])
+    present = sparse_x > 0
+    assert (drawn[:, ~present] == 0).all()
+    values = drawn[:, present]
+    assert torch.isclose(values, 2 * sparse_x[present]).logical_or(values == 0).all()
+    assert torch.allclose(values.mean(0), sparse_x[present], rtol=0.15)
+
+
+def test_sparse_first_layer_sees_changes_in_place(sparse_x):
+    weight = torch.eye(40, dtype=torch.float64)
+    dropout_linear(sparse_x, weight, None, 0.0, False)
+    sparse_x[3, 3] = 5.0
+    assert torch.equal(dropout_linear(sparse_x, weight, None, 0.0, False), sparse_x)
+
+
+def test_dense_features_and_their_gradient_take_the_dense_way(sparse_x):
+    assert sparse_input._bags(torch.ones(10, 10)) is None
+    x = sparse_x.clone().requires_grad_()
+    assert sparse_input._bags(x) is None
+    dropout_linear(x, torch.eye(40, dtype=torch.float64), None, 0.0, False).sum().backward()
+    assert torch.equal(x.grad, torch.ones_like(x))

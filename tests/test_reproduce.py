@@ -1,0 +1,156 @@
+"""Tables and figures of the paper: kept runs, verdicts, state, and every experiment on small made-up data."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from test_data_real import write_heterophilous
+
+from dcgnn.cli import main
+from dcgnn.reproduce import EXPERIMENTS, Context, classification, reproduce, state_of, tree
+from dcgnn.reproduce.experiment import Job, has_files
+from dcgnn.reproduce.paper import CLASSIFICATION, Printed, verdict
+
+
+@pytest.fixture
+def data_root(tmp_path, monkeypatch):
+    """A folder with Minesweeper's file alone, 12 nodes."""
+    root = tmp_path / "data"
+    (root / "minesweeper").mkdir(parents=True)
+    write_heterophilous(root / "minesweeper" / "minesweeper.npz")
+    monkeypatch.setenv("DCGNN_DATA", str(root))
+    return root
+
+
+def context(tmp_path, data_root, **options) -> Context:
+    return Context(out=tmp_path / "out", data_root=data_root, epochs=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("printed", "ours", "expected"),
+    [
+        (Printed(90.0, 1.0), 89.1, "pass"),
+        (Printed(90.0, 1.0), 88.5, "short by 1.50"),
+        (Printed(90.0), 89.9, "short by 0.10"),
+        (Printed(90.0), 90.0, "pass"),
+        (None, 50.0, "no number at hand"),
+    ],
+)
+def test_verdict(printed, ours, expected):
+    assert verdict(printed, ours) == expected
+
+
+def test_finished_runs_are_not_computed_again(tmp_path):
+    calls = []
+
+    def job(number: int, fails: bool = False) -> Job:
+        def compute():
+            if fails:
+                raise KeyboardInterrupt
+            calls.append(number)
+            return {"value": number}
+
+        return Job(f"run {number}", {"number": number}, compute)
+
+    kept = Context(out=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        kept.collect("table", [job(0), job(1), job(2, fails=True)])
+    assert calls == [0, 1]
+    assert kept.collect("table", [job(0), job(1), job(2)]) == [{"value": n} for n in range(3)]
+    assert calls == [0, 1, 2]
+
+    for path in (tmp_path / "table" / "runs").glob("run-1-*.json"):
+        path.write_text("{ damaged")
+    kept.collect("table", [job(0), job(1), job(2)])
+    assert calls == [0, 1, 2, 1], "a damaged file is computed anew, the others are not"
+
+
+def test_other_settings_are_another_run(tmp_path):
+    kept = Context(out=tmp_path)
+    for seed in (0, 1):
+        result = kept.collect("table", [Job("run", {"seed": seed}, lambda seed=seed: {"seed": seed})])
+        assert result == [{"seed": seed}]
+
+
+def test_classification_trains_every_model_and_tells_the_verdict(tmp_path, data_root, capsys):
+    arguments = ["reproduce", "classification", "--out", str(tmp_path / "out"), "--epochs", "2", "--quiet"]
+    assert main([*arguments, "--split", "0-1"]) == 0
+    out = capsys.readouterr().out
+    result = json.loads((tmp_path / "out" / "classification" / "result.json").read_text())
+    row = result["results"]["minesweeper"]
+    assert set(row) == set(classification.MODELS)
+    for entry in row.values():
+        assert len(entry["splits"]) == 2
+        assert entry["mean"] == pytest.approx(np.mean(entry["splits"]))
+    assert result["verdicts"]["minesweeper"] == CLASSIFICATION["minesweeper"].verdict(row["dcgnn"]["mean"])
+    assert "98.50 ± 0.21" in out
+    assert (tmp_path / "out" / "classification" / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["ablation-objective", "ablation-losses", "ablation-aggregator"])
+def test_ablations(name, tmp_path, data_root):
+    outcome = reproduce(name, context(tmp_path, data_root, datasets=["minesweeper"], splits=[0]))
+    assert len(outcome.rows[0]) == len(outcome.header)
+    settings = [
+        json.loads(path.read_text())["settings"] for path in (tmp_path / "out" / name / "runs").iterdir()
+    ]
+    recipes = [json.dumps(entry["recipe"], sort_keys=True) for entry in settings]
+    assert len(set(recipes)) == len(outcome.header) - 2, "every variant is another recipe"
+
+
+def test_homophily_datasets_runtime(tmp_path, data_root):
+    sizes = reproduce("datasets", context(tmp_path, data_root))
+    assert sizes.rows[0][:5] == ["minesweeper", "12", "12", "5", "2"]
+    assert sizes.verdicts["minesweeper"].startswith("differs: nodes 10000 in the paper")
+    matrices = reproduce("homophily", context(tmp_path, data_root))
+    assert matrices.data["graphs"]["minesweeper"]["matrix"] == [[0.0, 1.0], [1.0, 0.0]]
+    times = reproduce("runtime", context(tmp_path, data_root, models=["dcgnn", "gcn"]))
+    assert all(seconds > 0 for seconds in times.data["results"]["minesweeper"]["seconds"].values())
+
+
+def test_figures_without_files(tmp_path, monkeypatch):
+    nowhere = context(tmp_path, tmp_path / "nothing")
+    energy = reproduce("dirichlet-energy", nowhere)
+    assert energy.verdicts == {"grid 20 x 20": "pass"}
+    resistance = reproduce("effective-resistance", nowhere)
+    assert len(resistance.rows) == 4
+    assert set(resistance.verdicts.values()) == {"pass"}
+    monkeypatch.setattr(tree, "DEPTHS", (2, 3))
+    monkeypatch.setattr(tree, "_NUM_TREES", {2: 20, 3: 20})
+    trees = reproduce("tree-neighborsmatch", nowhere)
+    assert [row[0] for row in trees.rows] == ["DC-GNN", "GCN", "GAT", "GIN"]
+
+
+def test_list_names_everything_and_its_state(tmp_path, data_root, capsys):
+    assert main(["reproduce", "--list", "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    for name in EXPERIMENTS:
+        assert name in out
+    few = state_of(EXPERIMENTS["few-labels"], context(tmp_path, data_root))
+    assert few == "needs data: cora, citeseer, pubmed"
+    reproduce("datasets", context(tmp_path, data_root))
+    assert state_of(EXPERIMENTS["datasets"], context(tmp_path, data_root)).startswith("done (0 of 1 pass): ")
+
+
+def test_has_files_takes_penn94_without_its_splits(tmp_path):
+    (tmp_path / "penn94").mkdir()
+    assert not has_files("penn94", tmp_path)
+    (tmp_path / "penn94" / "data.mat").touch()
+    assert has_files("penn94", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reproduce"], "NAME is wanted"),
+        (["reproduce", "table-9"], "no table or figure 'table-9'"),
+        (["reproduce", "classification", "--datasets", "mars"], "'mars' is not one of"),
+        (["reproduce", "classification", "--models", "bert"], "'bert' is not one of"),
+        (["reproduce", "few-labels"], "no files of cora, citeseer, pubmed"),
+    ],
+)
+def test_mistakes(arguments, message, tmp_path, data_root, capsys):
+    assert main([*arguments, "--out", str(tmp_path / "out"), "--quiet"]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,119 @@
+"""The measures behind the figures, against other ways to compute them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch_geometric.utils import to_undirected
+
+from dcgnn import DCMsgPassing
+from dcgnn.data import load_graph
+from dcgnn.data.graph_data import few_label_split
+from dcgnn.reproduce.dirichlet import dirichlet_energy
+from dcgnn.reproduce.homophily import class_matrix, edge_homophily
+from dcgnn.reproduce.resistance import (
+    cluster_laplacian,
+    effective_resistance,
+    largest_component,
+    plain_laplacian,
+    total_resistance,
+)
+from dcgnn.reproduce.tree import PerTreeMsgPassing
+from dcgnn_kernels import EgoGraph, global_sinkhorn
+
+PATH = to_undirected(torch.tensor([[0, 1, 2], [1, 2, 3]]))
+
+
+def test_resistance_of_a_path_is_the_distance():
+    resistance = effective_resistance(plain_laplacian(PATH, 4))
+    for u, v in itertools.product(range(4), range(4)):
+        assert resistance[u, v] == pytest.approx(abs(u - v), abs=1e-9)
+    assert total_resistance(plain_laplacian(PATH, 4)) == pytest.approx(1 + 1 + 1 + 2 + 2 + 3)
+
+
+def test_resistance_of_a_complete_graph():
+    pairs = torch.tensor(list(itertools.permutations(range(6), 2))).T
+    resistance = effective_resistance(plain_laplacian(pairs, 6))
+    assert torch.allclose(resistance, (2 / 6) * (1 - torch.eye(6, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize(("num_global", "num_local"), [(1, 2), (3, 1)])
+def test_cluster_laplacian_is_the_bipartite_graph_seen_from_the_nodes(num_global, num_local):
+    num_nodes = 4
+    graph = EgoGraph.from_edge_index(PATH, num_nodes)
+    edges, cluster = [], num_nodes
+    for _ in range(num_global):
+        edges += [(node, cluster) for node in range(num_nodes)]
+        cluster += 1
+    for ego in range(num_nodes):
+        members = graph.member[graph.rowptr[ego] : graph.rowptr[ego + 1]].tolist()
+        for _ in range(num_local):
+            edges += [(node, cluster) for node in members]
+            cluster += 1
+    whole = effective_resistance(plain_laplacian(to_undirected(torch.tensor(edges).T), cluster))
+    seen = effective_resistance(cluster_laplacian(PATH, num_nodes, num_global, num_local))
+    assert torch.allclose(seen, whole[:num_nodes, :num_nodes])
+
+
+def test_largest_component():
+    edges = to_undirected(torch.tensor([[0, 3, 4], [1, 4, 5]]))
+    kept, count = largest_component(edges, 6)
+    assert count == 3
+    assert sorted(map(tuple, kept.T.tolist())) == [(0, 1), (1, 0), (1, 2), (2, 1)]
+
+
+def test_dirichlet_energy():
+    z = torch.tensor([[0.0], [1.0], [3.0], [3.0]])
+    assert dirichlet_energy(z, PATH) == pytest.approx(2 * (1 + 4 + 0) / 4)
+
+
+def test_class_matrix():
+    y = torch.tensor([0, 0, 1, -1])
+    matrix = class_matrix(PATH, y, 3)
+    assert torch.allclose(
+        matrix, torch.tensor([[2 / 3, 1 / 3, 0], [1, 0, 0], [0, 0, 0]], dtype=torch.float64)
+    )
+    assert edge_homophily(PATH, y) == pytest.approx(1 / 3)
+
+
+def test_few_label_split():
+    y = torch.tensor([0, 1, 2] * 20 + [-1] * 5)
+    train, val, test = few_label_split(y, 3, per_class=4, num_val=10, num_test=20)
+    assert torch.bincount(y[train]).tolist() == [4, 4, 4]
+    assert (int(val.sum()), int(test.sum())) == (10, 20)
+    assert not (train & val).any()
+    assert not ((train | val) & test).any()
+    assert not (train | val | test)[y < 0].any()
+    again = few_label_split(y, 3, per_class=4, num_val=10, num_test=20)
+    assert torch.equal(again[0], train)
+    assert not torch.equal(few_label_split(y, 4, per_class=4, num_val=10, num_test=20)[0], train)
+    with pytest.raises(ValueError, match="class 0 has 20 nodes"):
+        few_label_split(y, 0, per_class=21)
+    with pytest.raises(ValueError, match="num_val"):
+        few_label_split(y, 0)
+
+
+def test_per_tree_global_problem_is_that_of_one_tree():
+    depth, size = 2, 7
+    data = load_graph(f"tree-neighborsmatch:depth={depth},num_trees=3")
+    torch.manual_seed(0)
+    layers = PerTreeMsgPassing(size, 4, 5, num_layers=2, alpha=0.7).double()
+    z = torch.randn(3 * size, 4, dtype=torch.float64)
+    assign, clusters = layers._assign(z.view(3, size, 4), layers.global_embedding.expand(3, -1, -1))
+    for tree in range(3):
+        part = z[tree * size : (tree + 1) * size]
+        expected = global_sinkhorn(part, layers.global_embedding, layers.lam, layers.global_iters)
+        assert torch.allclose(assign[tree], expected[0])
+        assert torch.allclose(clusters[tree], expected[1])
+
+    # The whole message passing of every tree is that of the plain layers on this tree alone.
+    plain = DCMsgPassing(4, 5, num_layers=2, alpha=0.7).double()
+    plain.load_state_dict(layers.state_dict())
+    together = layers(z, data.edge_index)
+    for tree in range(3):
+        nodes = slice(tree * size, (tree + 1) * size)
+        mine = (data.edge_index[0] >= tree * size) & (data.edge_index[0] < (tree + 1) * size)
+        alone = plain(z[nodes], data.edge_index[:, mine] - tree * size)
+        assert torch.allclose(together[nodes], alone)

@@ -1,0 +1,129 @@
+"""The search: it improves, resumes, prunes, keeps the test nodes out of it, and treats all models alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from dcgnn import tuning
+from dcgnn.cli import main
+from dcgnn.data import load_graph
+from dcgnn.presets import load_preset
+from dcgnn.recipe import MODELS, Recipe
+from dcgnn.tuning import Budget, recipe_of, search_space, tune
+
+GRAPH = "sbm:num_nodes=60,avg_degree=4,signal=2.0"
+QUICK = Budget(epochs=2, patience=2, max_layers=2)
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return [load_graph(GRAPH, split=split) for split in range(2)]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_point_of_the_space_is_a_model(model, splits):
+    space = search_space(model, QUICK)
+    for index in (0, -1):
+        chosen = {name: values[index] for name, values in space.items()}
+        recipe = recipe_of(model, chosen, splits[0].num_classes, QUICK)
+        _, result = recipe.run(splits[0])
+        assert result.epochs <= QUICK.epochs
+
+
+def test_resume_counts_the_trials_that_are_there(splits, tmp_path, monkeypatch):
+    runs = []
+    original = Recipe.run
+    monkeypatch.setattr(Recipe, "run", lambda *a, **k: runs.append(1) or original(*a, **k))
+    journal = tmp_path / "deep" / "journal.log"
+    first = tune(splits, "mlp", trials=3, budget=QUICK, storage=journal)
+    trained = len(runs)
+    again = tune(splits, "mlp", trials=3, budget=QUICK, storage=journal)
+    assert len(runs) == trained, "nothing is left to do"
+    assert again == first
+    more = tune(splits, "mlp", trials=5, budget=QUICK, storage=journal)
+    assert more.trials == 5
+    assert more.validation >= first.validation
+    deeper = dataclasses.replace(QUICK, max_layers=3)
+    assert tune(splits, "mlp", trials=1, budget=deeper, storage=journal).trials == 1, "another search"
+
+
+def test_the_best_validation_wins_and_test_labels_do_not_matter(splits):
+    found = tune(splits, "gcn", trials=4, budget=QUICK)
+    scores = [found.recipe.run(data, 0)[1].val_metric for data in splits]
+    assert found.validation == pytest.approx(sum(scores) / 2)
+    scrambled = []
+    for data in splits:
+        y = data.y.clone()
+        y[data.test_mask] = 1 - y[data.test_mask]
+        scrambled.append(dataclasses.replace(data, y=y))
+    assert tune(scrambled, "gcn", trials=4, budget=QUICK) == found
+
+
+def test_bad_trials_are_given_up(splits, monkeypatch):
+    """After five whole trials a bad one ends with its first split."""
+    seen = []
+
+    class Result:
+        def __init__(self, val_metric: float) -> None:
+            self.val_metric = val_metric
+
+    def run(self, data, seed=0):
+        seen.append(data.split)
+        return None, Result(0.9 if len(seen) <= 10 else 0.1)
+
+    monkeypatch.setattr(Recipe, "run", run)
+    found = tune(splits, "mlp", trials=8, budget=QUICK)
+    assert found.pruned == 3
+    assert seen == [0, 1] * 5 + [0] * 3
+
+
+def test_no_losses_without_global_clusters():
+    space = search_space("dcgnn", QUICK)
+    chosen = {name: values[-1] for name, values in space.items()} | {"alpha": 0.0}
+    config = recipe_of("dcgnn", chosen, 3, QUICK).config(0)
+    assert (config.ortho_weight, config.sim_weight) == (0.0, 0.0)
+
+
+def test_first_trials_are_points_of_the_space():
+    space = search_space("dcgnn", Budget())
+    for first in tuning._FIRST_TRIALS:
+        assert set(first) == set(space)
+        assert all(value in space[name] for name, value in first.items())
+
+
+def test_command_writes_a_preset(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        "tune",
+        GRAPH,
+        "--trials",
+        "2",
+        "--epochs",
+        "2",
+        "--max-layers",
+        "1",
+        "--split",
+        "0",
+        "--quiet",
+    ]
+    assert main([*arguments, "--write", "found.json"]) == 0
+    out = capsys.readouterr().out
+    assert "best of 2 trials" in out
+    assert load_preset("found.json").training["epochs"] == 2
+    assert json.loads((tmp_path / "found.json").read_text())["models"]["dcgnn"]["found"]["splits"] == [0]
+    assert len(list(tmp_path.glob("dcgnn-tune-sbm-*.log"))) == 1
+    assert main(["tune", GRAPH, "--trials", "3", *arguments[4:-1]]) == 0
+    captured = capsys.readouterr()
+    assert "best of 3 trials" in captured.out, "the journal in this folder goes on"
+    assert "3/3" in captured.err
+    assert main([*arguments, "--model", "bert"]) == 2
+    assert "--model must be one of" in capsys.readouterr().err
+
+
+def test_without_optuna_the_error_says_what_to_install(monkeypatch, splits):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"optuna is not installed; pip install"):
+        tune(splits, "mlp", trials=1)
