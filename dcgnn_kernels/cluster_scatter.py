@@ -28,8 +28,9 @@ def cluster_scatter(assign: Tensor, clusters: Tensor, graph: EgoGraph) -> Tensor
 
     Args:
         assign: ``[S, K]`` weights :math:`P`, one row for every slot.
-        clusters: ``[N, K, F]`` cluster-nodes :math:`C` of every ego, same dtype and device.
-        graph: the ego-neighbourhoods, ``N`` nodes and ``S`` slots.
+        clusters: ``[egos, K, F]`` cluster-nodes :math:`C` of every ego, same dtype and device.
+        graph: the ego-neighbourhoods, ``N`` nodes and ``S`` slots; ``N`` egos, or as many as there are
+            graphs in :meth:`EgoGraph.from_batch`.
 
     Returns:
         ``[N, F]``.
@@ -38,8 +39,8 @@ def cluster_scatter(assign: Tensor, clusters: Tensor, graph: EgoGraph) -> Tensor
     check_float("assign", assign, 2)
     check_float("clusters", clusters, 3)
     check_same("assign", assign, "clusters", clusters)
-    num_nodes, num_clusters, num_channels = graph.num_nodes, clusters.size(1), clusters.size(2)
-    check_shape("clusters", clusters, (num_nodes, num_clusters, num_channels), "[graph.num_nodes, K, F]")
+    num_egos, num_clusters, num_channels = graph.num_egos, clusters.size(1), clusters.size(2)
+    check_shape("clusters", clusters, (num_egos, num_clusters, num_channels), "[graph.num_egos, K, F]")
     check_shape("assign", assign, (graph.num_slots, num_clusters), "[graph.num_slots, K]")
     if graph.device != clusters.device:
         raise ValueError(
@@ -48,8 +49,8 @@ def cluster_scatter(assign: Tensor, clusters: Tensor, graph: EgoGraph) -> Tensor
     return torch.ops.dcgnn.cluster_scatter(assign, clusters, *graph.arrays())
 
 
-def _fake(assign: Tensor, clusters: Tensor, *_: Any) -> Tensor:
-    return clusters.new_empty(clusters.size(0), clusters.size(2))
+def _fake(assign: Tensor, clusters: Tensor, rowptr: Tensor, member: Tensor, colptr: Tensor, *_: Any) -> Tensor:
+    return clusters.new_empty(colptr.size(0) - 1, clusters.size(2))
 
 
 def _fake_backward(grad: Tensor, assign: Tensor, clusters: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

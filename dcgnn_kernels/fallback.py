@@ -16,7 +16,7 @@ from dcgnn_kernels.graph import EgoGraph
 from dcgnn_kernels.reference import Segments, accumulate_dtype
 
 
-def _solve_backward(
+def solve_backward(
     cost: Tensor,
     potentials: Tensor,
     grad_assign: Tensor,
@@ -64,7 +64,7 @@ def _solve_backward(
     return assign, -lam * grad_logits
 
 
-def _scale_backward(
+def scale_backward(
     distance: Tensor, cost: Tensor, grad_cost: Tensor, segments: Segments, cost_scale: str
 ) -> tuple[Tensor, Tensor]:
     """The gradient of the squared distances, as a numerator ``[rows, K]`` and a divisor ``[rows]``.
@@ -75,16 +75,15 @@ def _scale_backward(
     if cost_scale == "none":
         return grad_cost, torch.ones_like(grad_cost[:, 0])
     entries = segments.sizes.to(distance.dtype) * distance.size(1)
-    first = segments.first_argmax(distance)
     if cost_scale == "mean":
         scale = segments.sum(distance).sum(1) / entries
     else:
-        scale = distance.flatten()[first]
+        scale = segments.first_max(distance)
     grad_scale = -segments.sum(grad_cost * cost).sum(1)
     if cost_scale == "mean":
         grad = grad_cost + segments.expand(grad_scale / entries)[:, None]
     else:
-        grad = grad_cost.flatten().index_add(0, first, grad_scale).view_as(grad_cost)
+        grad = segments.add_at_first_max(grad_cost, distance, grad_scale)
     grad = torch.where(segments.expand(scale > 0)[:, None], grad, 0.0)
     return grad, segments.expand(torch.where(scale > 0, scale, 1.0))
 
@@ -110,8 +109,8 @@ def _sinkhorn_backward(
     if grad_clusters is not None:
         spread = num_clusters * segments.expand(grad_clusters.to(cost.dtype))
         grad_p = grad_p + (spread * rows[:, None, :]).sum(-1)
-    assign, grad_cost = _solve_backward(cost, potentials, grad_p, segments, lam, num_iters)
-    grad_distance, divisor = _scale_backward(distance, cost, grad_cost, segments, cost_scale)
+    assign, grad_cost = solve_backward(cost, potentials, grad_p, segments, lam, num_iters)
+    grad_distance, divisor = scale_backward(distance, cost, grad_cost, segments, cost_scale)
     pull = 2 * grad_distance[:, :, None] * (difference / divisor[:, None, None])
     grad_rows = pull.sum(1)
     if spread is not None:

@@ -15,6 +15,8 @@ from dcgnn_kernels._library import (
     define_autograd,
     forbid_double_backward,
 )
+from dcgnn_kernels.graph import EgoGraph
+from dcgnn_kernels.local_sinkhorn import local_sinkhorn
 from dcgnn_kernels.reference import DEFAULT_MAX_ITERS, DEFAULT_TOL, accumulate_dtype
 
 
@@ -25,6 +27,7 @@ def global_sinkhorn(
     num_iters: int | None = 5,
     cost_scale: str = "none",
     *,
+    batch: Tensor | EgoGraph | None = None,
     tol: float = DEFAULT_TOL,
     max_iters: int = DEFAULT_MAX_ITERS,
 ) -> tuple[Tensor, Tensor]:
@@ -35,18 +38,25 @@ def global_sinkhorn(
 
     Args:
         z: ``[N, F]`` node features, ``N`` at least 1; float64, float32, float16 or bfloat16.
-        centroids: ``[Ω, F]`` cluster-nodes, same dtype and device.
+        centroids: ``[Ω, F]`` cluster-nodes, same dtype and device; with ``batch`` also ``[G, Ω, F]``, those
+            of every graph.
         lam: inverse temperature :math:`\lambda \ge 0`; larger is sharper.
         num_iters: number :math:`T \ge 1` of iterations, or None: to convergence, with the implicit
             gradient.
         cost_scale: divide the cost by ``"none"``, or the ``"mean"`` or ``"max"`` of all costs.
+        batch: ``[N]`` the graph of every node in a disjoint union of ``G`` graphs, or
+            :meth:`EgoGraph.from_batch` of it: every graph is a problem of its own, with its own number of
+            nodes, all solved by one call of the kernels of :func:`local_sinkhorn`.
         tol: with ``num_iters=None``, stop when no potential moves by more than this.
         max_iters: with ``num_iters=None``, stop after this many iterations at the latest.
 
     Returns:
         ``assign`` ``[N, Ω]``: :math:`P`, columns sum to :math:`1/|\Omega|`; ``clusters`` ``[Ω, F]``:
-        :math:`C_j = |\Omega| \sum_i P_{ij} z_i`.
+        :math:`C_j = |\Omega| \sum_i P_{ij} z_i`; with ``batch`` ``[G, Ω, F]``, and the columns of every
+        graph's rows sum to :math:`1/|\Omega|`.
     """
+    if batch is not None:
+        return _of_batch(z, centroids, batch, (lam, num_iters, cost_scale), tol=tol, max_iters=max_iters)
     check_float("z", z, 2)
     check_float("centroids", centroids, 2)
     check_same("centroids", centroids, "z", z)
@@ -60,6 +70,19 @@ def global_sinkhorn(
         z, centroids, lam, num_iters, cost_scale, tol, max_iters
     )
     return assign, clusters
+
+
+def _of_batch(
+    z: Tensor, centroids: Tensor, batch: Tensor | EgoGraph, options: tuple[Any, ...], **limits: Any
+) -> tuple[Tensor, Tensor]:
+    """One problem for every graph of the batch: egos that are whole graphs."""
+    graphs = batch if isinstance(batch, EgoGraph) else EgoGraph.from_batch(batch)
+    check_float("z", z, 2)
+    if isinstance(centroids, Tensor) and centroids.dim() == 2:
+        centroids = centroids.expand(graphs.num_egos, -1, -1)
+    assign, clusters = local_sinkhorn(z, centroids, graphs, *options, **limits)
+    # The rows of the assignment are slots: the nodes sorted by graph.
+    return assign[graphs.slot.long()], clusters
 
 
 def _fake(

@@ -151,9 +151,49 @@ class EgoGraph:
             colptr, ego = rowptr, member
         return cls._trusted(rowptr, member, colptr, ego, slot)
 
+    @classmethod
+    def from_batch(cls, batch: Tensor, num_graphs: int | None = None) -> EgoGraph:
+        """The graphs of a disjoint union as egos: one for each, which holds the nodes of that graph.
+
+        With it :func:`~dcgnn_kernels.local_sinkhorn` solves one transport problem for every graph of a
+        batch, and :func:`~dcgnn_kernels.cluster_scatter` brings their cluster-nodes back to the nodes.
+        The other ops need an ego for every node and refuse it.
+
+        Args:
+            batch: ``[N]`` int64, the graph of every node, as in a PyG batch; need not be sorted.
+            num_graphs: Number of graphs; by default one more than the largest entry.
+
+        Raises:
+            ValueError: for a wrong shape or dtype, or a graph without nodes.
+            IndexError: for an entry that is negative or not below ``num_graphs``.
+        """
+        if not isinstance(batch, Tensor) or batch.dim() != 1 or batch.dtype != torch.int64:
+            given = f"{batch.dtype} {list(batch.shape)}" if isinstance(batch, Tensor) else repr(batch)
+            raise ValueError(f"batch must be an int64 tensor of shape [num_nodes], got {given}")
+        num_nodes = batch.numel()
+        low, high = (int(bound) for bound in torch.aminmax(batch)) if num_nodes else (0, -1)
+        if num_graphs is None:
+            num_graphs = high + 1
+        if low < 0 or high >= num_graphs:
+            raise IndexError(f"batch must be in [0, {num_graphs}), got {low}..{high}")
+        counts = torch.bincount(batch, minlength=num_graphs)
+        if bool((counts == 0).any()):
+            raise ValueError(f"batch: graph {int((counts == 0).nonzero()[0])} has no nodes")
+        dtype = torch.int32 if num_nodes <= INT32_MAX else torch.int64
+        rowptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        nodes = torch.arange(num_nodes + 1, device=batch.device)
+        member = torch.argsort(batch, stable=True)
+        slot = torch.empty_like(member).scatter_(0, member, nodes[:-1])
+        return cls._trusted(*(array.to(dtype) for array in (rowptr, member, nodes, batch, slot)))
+
     @property
     def num_nodes(self) -> int:
-        """Number of nodes ``N``, which is also the number of egos."""
+        """Number of nodes ``N``."""
+        return self.colptr.size(0) - 1
+
+    @property
+    def num_egos(self) -> int:
+        """Number of egos: ``N``, or the number of graphs for :meth:`from_batch`."""
         return self.rowptr.size(0) - 1
 
     @property
@@ -172,7 +212,7 @@ class EgoGraph:
         return self.ego is self.member
 
     def ego_sizes(self) -> Tensor:
-        """``[N]``: the number of members :math:`n_i` of every ego."""
+        """``[num_egos]``: the number of members :math:`n_i` of every ego."""
         return self.rowptr.diff()
 
     def egos_per_node(self) -> Tensor:
@@ -181,7 +221,7 @@ class EgoGraph:
 
     def ego_of_slot(self) -> Tensor:
         """``[S]`` int64: the ego that owns each slot."""
-        egos = torch.arange(self.num_nodes, device=self.device)
+        egos = torch.arange(self.num_egos, device=self.device)
         return torch.repeat_interleave(egos, self.ego_sizes(), output_size=self.num_slots)
 
     def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -222,11 +262,15 @@ class EgoGraph:
         )
 
 
-def check_graph(graph: object) -> None:
+def check_graph(graph: object, *, ego_of_every_node: bool = False) -> None:
     """For the ops, which take a graph that was built before."""
     if not isinstance(graph, EgoGraph):
         raise TypeError(
             f"graph must be an EgoGraph, got {type(graph).__name__}; see EgoGraph.from_edge_index"
+        )
+    if ego_of_every_node and graph.num_egos != graph.num_nodes:
+        raise ValueError(
+            f"graph must have an ego for every node, got {graph.num_egos} egos and {graph.num_nodes} nodes"
         )
 
 
@@ -247,10 +291,12 @@ def _check_arrays(graph: EgoGraph) -> None:
     if graph.device.type == "meta":
         return
     num_nodes, num_slots = graph.num_nodes, graph.num_slots
-    if num_nodes < 0:
+    if num_nodes < 0 or graph.num_egos < 0:
         raise ValueError("rowptr must have at least one entry")
+    of_batch = graph.num_egos != num_nodes  # whole graphs as egos: every node in one of them
     for name, pointer, index in (("rowptr", graph.rowptr, graph.member), ("colptr", graph.colptr, graph.ego)):
-        if pointer.size(0) != num_nodes + 1 or not index.size(0) == graph.slot.size(0) == num_slots:
+        wrong = pointer.size(0) != num_nodes + 1 and not (of_batch and num_nodes == num_slots)
+        if wrong or not index.size(0) == graph.slot.size(0) == num_slots:
             raise ValueError("rowptr and colptr, and member, ego and slot, must have equal lengths")
         rising = bool((pointer.diff() > 0).all())  # every ego holds its own node
         if int(pointer[0]) != 0 or int(pointer[-1]) != num_slots or not rising:
@@ -260,7 +306,8 @@ def _check_arrays(graph: EgoGraph) -> None:
             raise IndexError(f"{name} must be in [0, {bound}), got {int(array.min())}..{int(array.max())}")
     owner = graph.ego_of_slot()
     keys = owner * num_nodes + graph.member
-    if not bool((keys.diff() > 0).all()) or int((graph.member == owner).sum()) != num_nodes:
+    holds_itself = of_batch or int((graph.member == owner).sum()) == num_nodes
+    if not bool((keys.diff() > 0).all()) or not holds_itself:
         raise ValueError("member must be ascending within every ego and hold the ego itself")
     nodes = torch.arange(num_nodes, device=graph.device)
     node_of_entry = torch.repeat_interleave(nodes, graph.egos_per_node(), output_size=num_slots)

@@ -22,7 +22,7 @@ def local_centroids(z: Tensor, graph: EgoGraph, num_local: int = 2) -> Tensor:
       empty group takes the mean of all neighbours (the node's own features, if it has none).
     - :math:`K = 1`: the mean of the ego, the node included.
     """
-    check_graph(graph)
+    check_graph(graph, ego_of_every_node=True)
     check_float("z", z, 2)
     check_shape("z", z, (graph.num_nodes, z.size(1)), "[graph.num_nodes, F]")
     if isinstance(num_local, bool) or not isinstance(num_local, int) or num_local < 1:

@@ -43,10 +43,11 @@ def local_sinkhorn(
 
     Args:
         z: ``[N, F]`` node features, float64, float32, float16 or bfloat16.
-        centroids: ``[N, K, F]`` cluster-nodes of every ego, same dtype and device; or None: start at
+        centroids: ``[egos, K, F]`` cluster-nodes of every ego, same dtype and device; or None: start at
             :func:`local_centroids` of ``z``, with its gradient. At K = 2 that costs no memory and hardly
             any time.
-        graph: the ego-neighbourhoods, ``N`` nodes and ``S`` slots.
+        graph: the ego-neighbourhoods, ``N`` nodes and ``S`` slots; ``N`` egos, or as many as there are
+            graphs in :meth:`EgoGraph.from_batch`.
         lam: inverse temperature :math:`\lambda \ge 0`; larger is sharper.
         num_iters: number :math:`T \ge 1` of iterations, or None: to convergence, with the implicit
             gradient.
@@ -57,11 +58,11 @@ def local_sinkhorn(
         max_iters: with ``num_iters=None``, stop after this many iterations at the latest.
 
     Returns:
-        ``assign`` ``[S, K]``: :math:`P`, row ``k`` for slot ``k``; ``clusters`` ``[N, K, F]``: :math:`C`.
+        ``assign`` ``[S, K]``: :math:`P`, row ``k`` for slot ``k``; ``clusters`` ``[egos, K, F]``: :math:`C`.
     """
-    check_graph(graph)
+    check_graph(graph, ego_of_every_node=centroids is None)
     check_float("z", z, 2)
-    num_nodes, num_channels = z.shape
+    num_channels = z.size(1)
     check_shape("z", z, (graph.num_nodes, num_channels), "[graph.num_nodes, F]")
     if graph.device != z.device:
         raise ValueError(f"graph is on {graph.device}, but z is on {z.device}; use graph.to(device)")
@@ -72,7 +73,8 @@ def local_sinkhorn(
         check_float("centroids", centroids, 3)
         check_same("centroids", centroids, "z", z)
         num_clusters = centroids.size(1)
-        check_shape("centroids", centroids, (num_nodes, num_clusters, num_channels), "[N, K, F]")
+        shape = (graph.num_egos, num_clusters, num_channels)
+        check_shape("centroids", centroids, shape, "[graph.num_egos, K, F]")
         if num_clusters < 1:
             raise ValueError("centroids must hold at least one cluster-node for every ego, got K = 0")
     check_sinkhorn_options(lam, num_iters, cost_scale, tol, max_iters)
@@ -98,10 +100,11 @@ def _fake(
     max_iters: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     history = 1 if num_iters is None else num_iters
+    num_egos = rowptr.size(0) - 1
     return (
         z.new_empty(member.size(0), num_clusters),
-        z.new_empty(z.size(0), num_clusters, z.size(1)),
-        z.new_empty(z.size(0), history, num_clusters, dtype=accumulate_dtype(z.dtype)),
+        z.new_empty(num_egos, num_clusters, z.size(1)),
+        z.new_empty(num_egos, history, num_clusters, dtype=accumulate_dtype(z.dtype)),
     )
 
 

@@ -58,7 +58,7 @@ def node_update(
     Returns:
         ``[N, F]``.
     """
-    check_graph(graph)
+    check_graph(graph, ego_of_every_node=True)
     tensors = {"global_assign": global_assign, "global_message": global_message, "assign": assign}
     check_float("x", x, 2)
     for name, tensor in tensors.items():

@@ -79,6 +79,14 @@ class Segments:
         first = candidates.new_full((self.num_problems,), num_rows * width)
         return first.scatter_reduce(0, self.index, candidates, "amin")
 
+    def first_max(self, rows: Tensor) -> Tensor:
+        """``[rows, K] -> [problems]``: the maximum; its gradient goes to the first one."""
+        return rows.flatten()[self.first_argmax(rows)]
+
+    def add_at_first_max(self, rows: Tensor, values: Tensor, amounts: Tensor) -> Tensor:
+        """``rows`` with ``amounts`` ``[problems]`` added where ``values`` have their first maximum."""
+        return rows.flatten().index_add(0, self.first_argmax(values), amounts).view_as(rows)
+
 
 def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that arithmetic runs in."""
@@ -93,7 +101,7 @@ def scale_cost(cost: Tensor, segments: Segments, cost_scale: str) -> Tensor:
         entries = segments.sizes.to(cost.dtype) * cost.size(1)
         scale = segments.sum(cost).sum(1) / entries
     else:
-        scale = cost.flatten()[segments.first_argmax(cost)]
+        scale = segments.first_max(cost)
     positive = segments.expand(scale > 0)[:, None]
     divisor = segments.expand(torch.where(scale > 0, scale, 1.0))[:, None]
     return torch.where(positive, cost / divisor, 0.0)
@@ -199,7 +207,7 @@ def converged_potential(logits: Tensor, segments: Segments, tol: float, max_iter
     """
     with torch.no_grad():
         g = logits.new_zeros(segments.num_problems, logits.size(1))
-        span = float((logits.amax(1) - logits.amin(1)).max()) if logits.numel() else 0.0
+        span = float(segments.max((logits.amax(1) - logits.amin(1))[:, None]).max()) if logits.numel() else 0.0
         for halvings in range(max(0, math.ceil(math.log2(span / 8))) if span > 8 else 0, 0, -1):
             g = 2 * balance(logits * 0.5**halvings, g, segments, tol, 8)
         g = balance(logits, g, segments, tol, max_iters)
@@ -315,11 +323,24 @@ def global_sinkhorn(
     num_iters: int | None = 5,
     cost_scale: str = "none",
     *,
+    batch: Tensor | EgoGraph | None = None,
     tol: float = DEFAULT_TOL,
     max_iters: int = DEFAULT_MAX_ITERS,
 ) -> tuple[Tensor, Tensor]:
     """Reference of :func:`dcgnn_kernels.global_sinkhorn`; same arguments, same results."""
     check_sinkhorn_options(lam, num_iters, cost_scale, tol, max_iters)
+    if batch is not None:
+        graph_of_node = batch.ego.long() if isinstance(batch, EgoGraph) else batch
+        assign, each = z.new_zeros(z.size(0), centroids.size(-2)), []
+        for index in range(int(graph_of_node.max()) + 1):
+            nodes = (graph_of_node == index).nonzero()[:, 0]
+            start = centroids if centroids.dim() == 2 else centroids[index]
+            part, clusters, _ = global_sinkhorn_with_potentials(
+                z[nodes], start, lam, num_iters, cost_scale, tol, max_iters
+            )
+            assign = assign.index_copy(0, nodes, part)
+            each.append(clusters)
+        return assign, torch.stack(each)
     assign, clusters, _ = global_sinkhorn_with_potentials(
         z, centroids, lam, num_iters, cost_scale, tol, max_iters
     )

@@ -49,7 +49,7 @@ FORWARD = (
 BACKWARD = (
     "rowptr",
     "member",
-    "num_nodes",
+    "num_egos",
     "num_slots",
     "num_clusters",
     "channels",
@@ -191,12 +191,12 @@ class Runner:
         activation: str = "none",
     ) -> Tensor:
         """``update``: x, global_assign, global_message and the four factors, for the fused node update."""
-        num_nodes, _, channels = clusters.shape
+        channels = clusters.size(2)
         given = dict(update or {})
         if update is not None:
             given["num_global"] = update["global_assign"].size(1)
         given |= {"assign": assign, "clusters": clusters, "activation": ACTIVATIONS.index(activation)}
-        given["out"] = clusters.new_empty(num_nodes, channels)
+        given["out"] = clusters.new_empty(self.graph.num_nodes, channels)
         self._run(FORWARD, "forward", given, clusters, channels)
         return given["out"]
 
@@ -212,7 +212,8 @@ class Runner:
         chunks = -(-self.graph.num_slots // HUB_ENTRIES) if self.graph.num_slots > HUB_ENTRIES else 0
         given |= {
             **dict(zip(("rowptr", "member", "colptr", "ego", "slot"), self.graph.arrays(), strict=True)),
-            "num_nodes": clusters.size(0),
+            "num_egos": self.graph.num_egos,
+            "num_nodes": self.graph.num_nodes,
             "num_slots": self.graph.num_slots,
             "num_clusters": clusters.size(1),
             "channels": clusters.size(2),

@@ -52,20 +52,25 @@ struct GraphArrays {
     const auto dtype = rowptr.scalar_type();
     TORCH_CHECK_VALUE(dtype == at::kInt || dtype == at::kLong, op,
                       ": rowptr must be int32 or int64, got ", dtype);
-    const int64_t num_nodes = rowptr.numel() - 1, num_slots = member.numel();
+    const int64_t num_egos = rowptr.numel() - 1, num_nodes = colptr.numel() - 1;
+    const int64_t num_slots = member.numel();
     const auto check = [&](const char* name, const at::Tensor& array, int64_t size) {
       TORCH_CHECK_VALUE(array.dim() == 1 && array.numel() == size, op, ": ", name,
                         " must have shape [", size, "], got ", array.sizes());
       TORCH_CHECK_VALUE(array.scalar_type() == dtype, op, ": ", name, " is ", array.scalar_type(),
                         ", but rowptr is ", dtype);
     };
-    TORCH_CHECK_VALUE(rowptr.dim() == 1 && num_nodes >= 0, op,
-                      ": rowptr must have shape [N + 1], got ", rowptr.sizes());
+    for (const auto& [name, pointers] :
+         {std::pair{"rowptr", rowptr}, std::pair{"colptr", colptr}}) {
+      TORCH_CHECK_VALUE(pointers.numel() > 0, op, ": ", name, " must have at least one entry");
+    }
+    check("rowptr", rowptr, num_egos + 1);
     check("member", member, num_slots);
     check("colptr", colptr, num_nodes + 1);
     check("ego", ego, num_slots);
     check("slot", slot, num_slots);
-    graph = {num_nodes,
+    graph = {num_egos,
+             num_nodes,
              num_slots,
              dtype == at::kLong,
              rowptr.const_data_ptr(),
@@ -75,11 +80,19 @@ struct GraphArrays {
              slot.const_data_ptr()};
     for (const auto& [name, pointers] :
          {std::pair{"rowptr", rowptr}, std::pair{"colptr", colptr}}) {
-      const int64_t last = dtype == at::kLong ? pointers.const_data_ptr<int64_t>()[num_nodes]
-                                              : pointers.const_data_ptr<int32_t>()[num_nodes];
+      const int64_t end = pointers.numel() - 1;
+      const int64_t last = dtype == at::kLong ? pointers.const_data_ptr<int64_t>()[end]
+                                              : pointers.const_data_ptr<int32_t>()[end];
       TORCH_CHECK_VALUE(last == num_slots, op, ": ", name, " must end with the number of slots, ",
                         num_slots, ", got ", last);
     }
+  }
+
+  // For the ops that read a node and its own ego.
+  void check_ego_of_every_node(const char* op) const {
+    TORCH_CHECK_VALUE(graph.num_egos == graph.num_nodes, op,
+                      ": the graph must have an ego for every node, got ", graph.num_egos,
+                      " egos and ", graph.num_nodes, " nodes");
   }
 };
 

@@ -10,10 +10,10 @@ namespace {
 
 void check_scatter(const char* op, const cpu::Graph& graph, const at::Tensor& assign,
                    const at::Tensor& clusters) {
-  TORCH_CHECK_VALUE(clusters.dim() == 3, op, ": clusters must have shape [N, K, F], got ",
+  TORCH_CHECK_VALUE(clusters.dim() == 3, op, ": clusters must have shape [egos, K, F], got ",
                     clusters.sizes());
   check_same_dtype(op, "assign", assign, clusters);
-  check_shape(op, "clusters", clusters, {graph.num_nodes, clusters.size(1), clusters.size(2)});
+  check_shape(op, "clusters", clusters, {graph.num_egos, clusters.size(1), clusters.size(2)});
   check_shape(op, "assign", assign, {graph.num_slots, clusters.size(1)});
 }
 
@@ -30,7 +30,7 @@ at::Tensor cluster_scatter(const at::Tensor& assign_, const at::Tensor& clusters
         .to(at::kHalf);
   }
   const at::Tensor assign = assign_.contiguous(), clusters = clusters_.contiguous();
-  at::Tensor out = empty_output({clusters.size(0), clusters.size(2)}, clusters.options());
+  at::Tensor out = empty_output({arrays.graph.num_nodes, clusters.size(2)}, clusters.options());
   cpu::kernels().cluster_scatter({kernel_dtype(op, clusters),
                                   &arrays.graph,
                                   clusters.size(1),
@@ -50,7 +50,7 @@ std::tuple<at::Tensor, at::Tensor> cluster_scatter_backward(
   const char* op = "cluster_scatter_backward";
   const GraphArrays arrays(op, rowptr, member, colptr, ego, slot);
   check_scatter(op, arrays.graph, assign_, clusters_);
-  check_shape(op, "grad", grad_, {clusters_.size(0), clusters_.size(2)});
+  check_shape(op, "grad", grad_, {arrays.graph.num_nodes, clusters_.size(2)});
   if (is_half(clusters_)) {
     auto [grad_assign, grad_clusters] =
         cluster_scatter_backward(grad_.to(at::kFloat), assign_.to(at::kFloat),
@@ -94,6 +94,7 @@ struct UpdateArguments {
   at::Tensor x_factor, global_factor, local_factor, ego_factor;
 
   void prepare() {
+    arrays.check_ego_of_every_node(op);
     check_scatter(op, arrays.graph, assign, message);
     check_same_dtype(op, "global_assign", global_assign, message);
     check_same_dtype(op, "global_message", global_message, message);
@@ -207,6 +208,7 @@ at::Tensor local_centroids(const at::Tensor& z_, const at::Tensor& rowptr, const
                            int64_t num_local) {
   const char* op = "local_centroids";
   const GraphArrays arrays(op, rowptr, member, colptr, ego, slot);
+  arrays.check_ego_of_every_node(op);
   TORCH_CHECK_VALUE(z_.dim() == 2, op, ": z must have shape [N, F], got ", z_.sizes());
   TORCH_CHECK_VALUE(num_local >= 1, op, ": num_local must be at least 1, got ", num_local);
   check_shape(op, "z", z_, {arrays.graph.num_nodes, z_.size(1)});
@@ -228,6 +230,7 @@ at::Tensor local_centroids_backward(const at::Tensor& grad_, const at::Tensor& r
                                     int64_t num_local) {
   const char* op = "local_centroids_backward";
   const GraphArrays arrays(op, rowptr, member, colptr, ego, slot);
+  arrays.check_ego_of_every_node(op);
   TORCH_CHECK_VALUE(grad_.dim() == 3, op, ": grad must have shape [N, K, F], got ", grad_.sizes());
   check_shape(op, "grad", grad_, {arrays.graph.num_nodes, num_local, grad_.size(2)});
   if (is_half(grad_)) {

@@ -76,14 +76,16 @@ struct CudaGraph {
                       ": rowptr must be int32 or int64, got ", dtype);
     TORCH_CHECK_VALUE(rowptr.device() == device_of.device(), op, ": rowptr is on ", rowptr.device(),
                       ", wanted ", device_of.device());
-    TORCH_CHECK_VALUE(rowptr.dim() == 1 && rowptr.numel() > 0, op,
-                      ": rowptr must have shape [N + 1], got ", rowptr.sizes());
-    const int64_t num_nodes = rowptr.numel() - 1, num_slots = member.numel();
+    TORCH_CHECK_VALUE(rowptr.dim() == 1 && rowptr.numel() > 0 && colptr.numel() > 0, op,
+                      ": rowptr and colptr must have at least one entry");
+    const int64_t num_egos = rowptr.numel() - 1, num_nodes = colptr.numel() - 1;
+    const int64_t num_slots = member.numel();
     check_cuda(op, "member", member, {num_slots}, rowptr);
     check_cuda(op, "colptr", colptr, {num_nodes + 1}, rowptr);
     check_cuda(op, "ego", ego, {num_slots}, rowptr);
     check_cuda(op, "slot", slot, {num_slots}, rowptr);
-    graph = {num_nodes,
+    graph = {num_egos,
+             num_nodes,
              num_slots,
              dtype == at::kLong,
              rowptr.const_data_ptr(),
@@ -91,6 +93,13 @@ struct CudaGraph {
              colptr.const_data_ptr(),
              ego.const_data_ptr(),
              slot.const_data_ptr()};
+  }
+
+  // For the ops that read a node and its own ego.
+  void check_ego_of_every_node(const char* op) const {
+    TORCH_CHECK_VALUE(graph.num_egos == graph.num_nodes, op,
+                      ": the graph must have an ego for every node, got ", graph.num_egos,
+                      " egos and ", graph.num_nodes, " nodes");
   }
 };
 

@@ -16,10 +16,10 @@ namespace {
 
 void check_clusters(const char* op, const CudaGraph& arrays, const at::Tensor& assign,
                     const at::Tensor& clusters) {
-  TORCH_CHECK_VALUE(clusters.dim() == 3, op, ": clusters must have shape [N, K, F], got ",
+  TORCH_CHECK_VALUE(clusters.dim() == 3, op, ": clusters must have shape [egos, K, F], got ",
                     clusters.sizes());
   const cuda::Graph& graph = arrays.graph;
-  check_cuda(op, "clusters", clusters, {graph.num_nodes, clusters.size(1), clusters.size(2)},
+  check_cuda(op, "clusters", clusters, {graph.num_egos, clusters.size(1), clusters.size(2)},
              clusters);
   check_cuda(op, "assign", assign, {graph.num_slots, clusters.size(1)}, clusters);
 }
@@ -32,7 +32,7 @@ at::Tensor workspace_like(const at::Tensor& tensor, int64_t bytes) {
 at::Tensor launch_forward(const char* op, const CudaGraph& arrays, const at::Tensor& assign_,
                           const at::Tensor& clusters_, const cuda::NodeUpdate& update) {
   const at::Tensor assign = assign_.contiguous(), clusters = clusters_.contiguous();
-  at::Tensor out = at::empty({clusters.size(0), clusters.size(2)}, clusters.options());
+  at::Tensor out = at::empty({arrays.graph.num_nodes, clusters.size(2)}, clusters.options());
   cuda::ScatterForward call{cuda_dtype(op, clusters),
                             arrays.graph,
                             clusters.size(1),
@@ -92,7 +92,7 @@ std::tuple<at::Tensor, at::Tensor> cluster_scatter_backward(
   const c10::cuda::CUDAGuard guard(cuda_device(op, clusters));
   const CudaGraph arrays(op, clusters, rowptr, member, colptr, ego, slot);
   check_clusters(op, arrays, assign, clusters);
-  check_cuda(op, "grad", grad, {clusters.size(0), clusters.size(2)}, grad);
+  check_cuda(op, "grad", grad, {arrays.graph.num_nodes, clusters.size(2)}, grad);
   return launch_backward(op, arrays, grad, assign, clusters, {});
 }
 
@@ -129,6 +129,7 @@ at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
   const char* op = "node_update";
   const c10::cuda::CUDAGuard guard(cuda_device(op, message));
   const CudaGraph arrays(op, message, rowptr, member, colptr, ego, slot);
+  arrays.check_ego_of_every_node(op);
   check_clusters(op, arrays, assign, message);
   check_cuda(op, "x", x_, {message.size(0), message.size(2)}, message);
   DenseArguments dense{global_assign, global_message, x_factor,
@@ -153,6 +154,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> node_upda
   const char* op = "node_update_backward";
   const c10::cuda::CUDAGuard guard(cuda_device(op, message));
   const CudaGraph arrays(op, message, rowptr, member, colptr, ego, slot);
+  arrays.check_ego_of_every_node(op);
   check_clusters(op, arrays, assign, message);
   check_cuda(op, "grad", grad_, {message.size(0), message.size(2)}, grad_);
   DenseArguments dense{global_assign, global_message, x_factor,

@@ -43,20 +43,23 @@ struct Problems {
       check_same_dtype(op, "centroids", *centroids, z);
       check_shape(op, "centroids", *centroids, clusters_shape(z, num_clusters));
     } else {
+      TORCH_CHECK_VALUE(num_problems() == z.size(0), op,
+                        ": centroids may be left out where every node has an ego only");
       TORCH_CHECK_VALUE(local() && num_clusters == 2, op,
                         ": centroids may be left out for two local cluster-nodes only");
     }
   }
+  int64_t num_problems() const { return local() ? arrays->graph.num_egos : 1; }
   at::DimVector clusters_shape(const at::Tensor& z, int64_t num_clusters) const {
-    if (local()) return {z.size(0), num_clusters, z.size(1)};
+    if (local()) return {num_problems(), num_clusters, z.size(1)};
     return {num_clusters, z.size(1)};
   }
   int64_t num_slots(const at::Tensor& z) const {
     return local() ? arrays->graph.num_slots : z.size(0);
   }
-  at::DimVector potentials_shape(const at::Tensor& z, const cpu::Transport& transport) const {
+  at::DimVector potentials_shape(const cpu::Transport& transport) const {
     const int64_t steps = transport.num_iters == 0 ? 1 : transport.num_iters;
-    if (local()) return {z.size(0), steps, transport.num_clusters};
+    if (local()) return {num_problems(), steps, transport.num_clusters};
     return {steps, transport.num_clusters};
   }
 };
@@ -108,7 +111,7 @@ Solution forward(const Problems& problems, const at::Tensor& z_, const OptionalT
   const auto dtype = kernel_dtype(op, z);
   const auto wide = dtype == cpu::DType::kFloat64 ? at::kDouble : at::kFloat;
   const auto clusters_shape = problems.clusters_shape(z, options.num_clusters);
-  const auto potentials_shape = problems.potentials_shape(z, transport);
+  const auto potentials_shape = problems.potentials_shape(transport);
   if (z.size(0) == 0) {
     return {empty_output({0, transport.num_clusters}, z.options()),
             at::zeros(clusters_shape, z.options()),
@@ -153,7 +156,7 @@ Gradients backward(const Problems& problems, const OptionalTensor& grad_assign_,
   const auto dtype = kernel_dtype(op, z);
   const auto wide = dtype == cpu::DType::kFloat64 ? at::kDouble : at::kFloat;
   const auto clusters_shape = problems.clusters_shape(z, options.num_clusters);
-  check_shape(op, "potentials", potentials, problems.potentials_shape(z, transport));
+  check_shape(op, "potentials", potentials, problems.potentials_shape(transport));
   TORCH_CHECK_VALUE(potentials.scalar_type() == wide, op, ": potentials have the wrong dtype ",
                     potentials.scalar_type());
   const int64_t num_slots = problems.num_slots(z);
@@ -165,11 +168,10 @@ Gradients backward(const Problems& problems, const OptionalTensor& grad_assign_,
   at::Tensor grad_centroids =
       centroids ? empty_output(clusters_shape, z.options()) : empty_output({0}, z.options());
   if (z.size(0) == 0) return {grad_z, grad_centroids.zero_()};
-  const int64_t num_problems = problems.local() ? z.size(0) : 1;
   at::Tensor coefficients =
       empty_output({num_slots, cpu::slot_coefficients(transport)}, z.options().dtype(wide));
   at::Tensor table =
-      empty_output({num_problems, cpu::table_rows(transport), z.size(1)}, z.options());
+      empty_output({problems.num_problems(), cpu::table_rows(transport), z.size(1)}, z.options());
   const cpu::SinkhornBackward call{transport,
                                    dtype,
                                    problems.graph(),

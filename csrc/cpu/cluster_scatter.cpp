@@ -202,7 +202,7 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
   };
   const SerialExecutor serial;
   for_each_segment(
-      rowptr, graph.num_nodes, executor, [] { return Memory<A>{}; },
+      rowptr, graph.num_egos, executor, [] { return Memory<A>{}; },
       [&](Memory<A>& memory, int64_t ego) { solve(serial, memory, ego); },
       [&](int64_t ego) {
         Memory<A> memory;

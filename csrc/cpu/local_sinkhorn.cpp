@@ -29,7 +29,7 @@ struct Egos {
   void for_each(const Transport& transport, const Executor& executor, const Solve& solve) const {
     const SerialExecutor serial;
     for_each_segment(
-        rowptr, graph.num_nodes, executor, [&] { return Solver(transport, serial); }, solve,
+        rowptr, graph.num_egos, executor, [&] { return Solver(transport, serial); }, solve,
         [&](int64_t ego) {
           Solver solver(transport, executor);
           solve(solver, ego);

@@ -112,14 +112,15 @@ void with_storage(DType dtype, const Visit& visit) {
 // The arrays of a graph, to be read by position.
 struct GraphView {
   explicit GraphView(const Graph& graph)
-      : num_nodes(graph.num_nodes),
+      : num_egos(graph.num_egos),
+        num_nodes(graph.num_nodes),
         num_slots(graph.num_slots),
         rowptr{graph.rowptr, graph.wide_index},
         member{graph.member, graph.wide_index},
         colptr{graph.colptr, graph.wide_index},
         ego{graph.ego, graph.wide_index},
         slot{graph.slot, graph.wide_index} {}
-  int64_t num_nodes, num_slots;
+  int64_t num_egos, num_nodes, num_slots;
   IndexArray rowptr, member, colptr, ego, slot;
 };
 

@@ -51,7 +51,9 @@ class SerialExecutor final : public Executor {
 };
 
 // CSR of the egos and its transpose; the five arrays are int32_t, or int64_t when wide_index.
+// Every node has an ego, except where whole graphs of a batch are the egos.
 struct Graph {
+  int64_t num_egos;
   int64_t num_nodes;
   int64_t num_slots;
   bool wide_index;
@@ -94,10 +96,10 @@ struct SinkhornForward {
   const Graph* graph;
   int64_t num_nodes;
   const void* z;          // [N, F]
-  const void* centroids;  // [N, K, F], global [Omega, F]; or null
+  const void* centroids;  // [egos, K, F], global [Omega, F]; or null
   void* assign;           // [S, K], global [N, Omega]
-  void* clusters;         // [N, K, F], global [Omega, F]
-  void* potentials;       // [N, T, K], global [T, Omega]; float, or double for float64
+  void* clusters;         // [egos, K, F], global [Omega, F]
+  void* potentials;       // [egos, T, K], global [T, Omega]; float, or double for float64
 };
 
 struct SinkhornBackward {
@@ -111,7 +113,7 @@ struct SinkhornBackward {
   const void* centroids;
   const void* potentials;
   void* coefficients;  // scratch: [S, slot_coefficients()], global [N, ..]
-  void* table;         // scratch: [N, table_rows(), F], global [1, ..]
+  void* table;         // scratch: [egos, table_rows(), F], global [1, ..]
   void* grad_z;
   void* grad_centroids;  // null where centroids is
 };

@@ -14,7 +14,7 @@ template <class T, class Index>
 struct BackwardParams {
   const Index* rowptr;
   const Index* member;
-  int64_t num_nodes;
+  int64_t num_egos;
   int64_t num_slots;
   int64_t num_clusters;
   int64_t channels;
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBackwardBlocks<kVector, kClust
     cluster_scatter_backward_kernel(const BackwardParams<T, Index> params) {
   using Tile = ClusterTile<kVector, kClusters, T, Index>;
   const Group group(params.lanes);
-  for_each_task(params.rowptr, params.num_nodes, params.num_slots, group, [&](const Task& task) {
+  for_each_task(params.rowptr, params.num_egos, params.num_slots, group, [&](const Task& task) {
     for (int64_t first = 0; first < params.num_clusters; first += Tile::kTile) {
       const Tile tile{params, group, task, kClusters == 0 ? first : 0};
       if constexpr (kWide) {
@@ -249,7 +249,7 @@ template <class T, class Index>
 __global__ void __launch_bounds__(kBlockThreads, 2)
     cluster_scatter_backward_hubs_kernel(const BackwardParams<T, Index> params) {
   const int64_t row = params.num_clusters * params.channels;
-  finish_hubs(params.rowptr, params.num_nodes, params.num_slots, row, params.partials,
+  finish_hubs(params.rowptr, params.num_egos, params.num_slots, row, params.partials,
               [&](int64_t ego, int64_t column, Acc<T> sum) {
                 const Acc<T> factor = params.ego_factor == nullptr
                                           ? Acc<T>(1)

@@ -74,7 +74,7 @@ struct BackwardChoice {
   void operator()() const {
     BackwardParams<T, Index> chosen = params;
     chosen.lanes = lanes_for_row(params.channels, kVector);
-    const int64_t warps = warps_for(params.num_nodes, params.num_slots, chosen.lanes);
+    const int64_t warps = warps_for(params.num_egos, params.num_slots, chosen.lanes);
     const int64_t blocks = blocks_for(warps, max_blocks);
     if (params.channels <= chosen.lanes * kVector) {
       launch(cluster_scatter_backward_kernel<kVector, kClusters, false, T, Index>, blocks, chosen);
@@ -129,10 +129,10 @@ template <class T, class Index, class Launch>
 void run_backward(const ScatterBackward& call, int64_t max_blocks, const Launch& launch) {
   using A = Acc<T>;
   const Graph& graph = call.graph;
-  if (graph.num_nodes == 0 || call.num_clusters == 0) return;
+  if (graph.num_egos == 0 || call.num_clusters == 0) return;
   const BackwardParams<T, Index> params{static_cast<const Index*>(graph.rowptr),
                                         static_cast<const Index*>(graph.member),
-                                        graph.num_nodes,
+                                        graph.num_egos,
                                         graph.num_slots,
                                         call.num_clusters,
                                         call.channels,

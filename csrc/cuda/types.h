@@ -12,7 +12,9 @@ enum class DType { kFloat32, kFloat64, kFloat16, kBFloat16 };
 enum class Activation : int { kNone, kRelu, kTanh };
 
 // CSR of the egos and its transpose; the five arrays are int32_t, or int64_t when wide_index.
+// Every node has an ego, except where whole graphs of a batch are the egos.
 struct Graph {
+  int64_t num_egos;
   int64_t num_nodes;
   int64_t num_slots;
   bool wide_index;
@@ -43,7 +45,7 @@ struct ScatterForward {
   int64_t num_clusters;
   int64_t channels;
   const void* assign;    // [S, K]
-  const void* clusters;  // [N, K, F]
+  const void* clusters;  // [egos, K, F]
   NodeUpdate update;
   void* out;        // [N, F]
   void* workspace;  // forward_workspace_bytes(*this)

@@ -58,8 +58,8 @@ struct TestGraph {
   }
 
   cuda::Graph view() const {
-    return {num_nodes(),   num_slots(),   sizeof(Index) == 8, rowptr.data(),
-            member.data(), colptr.data(), ego.data(),         slot.data()};
+    return {num_nodes(),   num_nodes(),   num_slots(), sizeof(Index) == 8, rowptr.data(),
+            member.data(), colptr.data(), ego.data(),  slot.data()};
   }
 };
 

@@ -41,7 +41,7 @@ def cluster_scatter(
         return fallback.cluster_scatter(assign, clusters, rowptr, member, colptr, ego, slot)
     with torch.cuda.device_of(clusters):
         assign, clusters = assign.contiguous(), clusters.contiguous()
-        out = clusters.new_empty(clusters.size(0), clusters.size(2))
+        out = clusters.new_empty(colptr.size(0) - 1, clusters.size(2))
         left = _broadcast(assign, clusters, out, (colptr, ego, slot), None)
         if left is not None:
             reduce(*left, out)

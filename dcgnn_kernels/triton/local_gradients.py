@@ -82,18 +82,18 @@ def pair_gradients(
     potentials: Tensor,
 ) -> tuple[Tensor, Tensor]:
     z, fresh = problem.z, problem.fresh
-    num_nodes, num_channels = z.shape
+    num_egos, num_channels = problem.num_egos, z.size(1)
     # Rows that are only gathered again keep the storage dtype; float16 has too little range for them.
     storage = torch.float32 if z.dtype == torch.float16 else z.dtype
     weights = problem.scratch(problem.member.size(0), 4)
-    root = problem.scratch(num_nodes)
-    half_rows = z.new_empty(num_nodes, num_channels, dtype=storage)
+    root = problem.scratch(num_egos)
+    half_rows = z.new_empty(num_egos, num_channels, dtype=storage)
     if fresh:
         grad_centroids = z.new_empty(0)
         grad_near, grad_far = (torch.empty_like(half_rows) for _ in range(2))
         grad_stride = num_channels
     else:
-        grad_centroids = z.new_empty(num_nodes, 2, num_channels)
+        grad_centroids = z.new_empty(num_egos, 2, num_channels)
         grad_near, grad_far = grad_centroids, grad_centroids.view(-1)[num_channels:]
         grad_stride = 2 * num_channels
     rows = {"half_rows": half_rows, "grad_near": grad_near, "grad_far": grad_far}
@@ -193,7 +193,7 @@ def many_gradients(
     z, centroids, num_clusters = problem.z, problem.centroids, problem.num_clusters
     assert centroids is not None
     weights = problem.scratch(problem.member.size(0), 2 * num_clusters)
-    root = problem.scratch(z.size(0))
+    root = problem.scratch(problem.num_egos)
     grad_centroids = torch.empty_like(centroids)
 
     def run(work: Work) -> None:

@@ -50,6 +50,11 @@ class LocalProblem:
         return cls(z.contiguous(), centroids, rowptr, member, egos, *options)
 
     @property
+    def num_egos(self) -> int:
+        """Number of problems."""
+        return self.rowptr.size(0) - 1
+
+    @property
     def fresh(self) -> bool:
         return self.centroids is None
 

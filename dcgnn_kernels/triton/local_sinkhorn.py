@@ -54,8 +54,8 @@ def local_sinkhorn(
             centroids = local_centroids.local_centroids(z, *arrays, num_clusters)
         problem = LocalProblem.of(z, centroids, rowptr, member, num_clusters, lam, num_iters, cost_scale)
         assign = z.new_empty(member.size(0), num_clusters)
-        clusters = z.new_empty(z.size(0), num_clusters, z.size(1))
-        potentials = problem.scratch(z.size(0), problem.steps, num_clusters)
+        clusters = z.new_empty(problem.num_egos, num_clusters, z.size(1))
+        potentials = problem.scratch(problem.num_egos, problem.steps, num_clusters)
         outputs = {"assign": assign, "clusters": clusters, "potentials": potentials}
         _resident_forward(problem, outputs, tol, max_iters)
         tiles = problem.hub_tiles(backward=False)

@@ -56,6 +56,7 @@ _MODEL_HELP = {
     "local_init": "local clusters of a layer: carry over or fresh",
     "activation": "activation of the cluster embeddings: none, tanh, ...",
     "transform": "learnable map of the cluster embeddings: none, shared or per-cluster",
+    "global_momentum": "start the global clusters at a moving average with this momentum; none: trainable",
     "ego_readout": "let a node read the clusters of its own ego directly",
 }
 

@@ -29,7 +29,7 @@ class DCConv(torch.nn.Module):
 
     Shapes:
         - **input:** node features :math:`(N, F_{in})`, edge indices :math:`(2, E)` or an
-          :class:`~dcgnn_kernels.EgoGraph`
+          :class:`~dcgnn_kernels.EgoGraph`; optionally ``batch`` :math:`(N)`, the graph of every node
         - **output:** node features :math:`(N, F_{out})`; with ``return_state=True`` also a
           :class:`~dcgnn.nn.msg_passing.DCState`
 
@@ -71,7 +71,9 @@ class DCConv(torch.nn.Module):
         zeros(self.bias)
         self._graph = None
 
-    def forward(self, x: Tensor, edge_index: Any, return_state: bool = False) -> Any:
+    def forward(
+        self, x: Tensor, edge_index: Any, return_state: bool = False, batch: Tensor | None = None
+    ) -> Any:
         """Runs the layer; see the class for the shapes."""
         check_features(x, self.in_channels)
         graph = edge_index
@@ -80,7 +82,7 @@ class DCConv(torch.nn.Module):
                 self._graph = EgoGraph.from_edge_index(edge_index, x.size(0))
             graph = self._graph
         try:
-            result = self.message_passing(self.lin(x), graph, return_state)
+            result = self.message_passing(self.lin(x), graph, return_state, batch)
         except ValueError:
             check_finite("x", x)
             raise

@@ -13,6 +13,7 @@ from torch_geometric.nn.inits import glorot, zeros
 from torch_geometric.nn.resolver import activation_resolver
 
 from dcgnn.nn.checks import check_choice, check_number
+from dcgnn.nn.topology import Topology
 from dcgnn_kernels import linear
 
 TRANSFORMS = (None, "shared", "per-cluster")
@@ -81,9 +82,9 @@ class ClusterMessage(torch.nn.Module):
         glorot(self.weight)
         zeros(self.bias)
 
-    def forward(self, clusters: Tensor) -> Tensor:
-        """Local cluster-nodes ``[N, K, F]`` or global ones ``[Ω, F]``; the shape stays."""
-        if self.weight is not None and clusters.dim() == 3:
+    def forward(self, clusters: Tensor, of_ego: bool = True) -> Tensor:
+        """Local cluster-nodes ``[N, K, F]``, or global ones, ``[Ω, F]`` or ``[G, Ω, F]``; the shape stays."""
+        if self.weight is not None and of_ego:
             clusters = torch.einsum("nkf,kfg->nkg", clusters, self.weight) + self.bias
         elif self.shared is not None:
             clusters = self.shared(clusters)
@@ -125,11 +126,11 @@ class NodeBlock(torch.nn.Module):
         parts = (self.residual, self.norm, self.node_activation)
         return all(part is None for part in parts) and not (self.training and self.dropout > 0)
 
-    def forward(self, updated: Tensor, z: Tensor) -> Tensor:
+    def forward(self, updated: Tensor, z: Tensor, topology: Topology | None = None) -> Tensor:
         if self.residual is not None:
             updated = updated + self.residual(z)
         if self.norm is not None:
-            updated = self.norm(updated)
+            updated = self.norm(updated) if topology is None else topology.normalise(self.norm, updated)
         if self.node_activation is not None:
             updated = self.node_activation(updated)
         return torch.nn.functional.dropout(updated, self.dropout, self.training)

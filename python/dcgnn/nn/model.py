@@ -15,6 +15,7 @@ from torch_geometric.nn.inits import kaiming_uniform, zeros
 from dcgnn.nn.checks import check_count, check_features, check_finite, check_number
 from dcgnn.nn.msg_passing import DCMsgPassing
 from dcgnn.nn.sparse_input import dropout_linear
+from dcgnn.nn.topology import Topology, as_topology
 from dcgnn_kernels import EgoGraph
 
 
@@ -64,7 +65,7 @@ class DCGNN(torch.nn.Module):
 
     Shapes:
         - **input:** node features :math:`(N, F_{in})`, edge indices :math:`(2, E)` or an
-          :class:`~dcgnn_kernels.EgoGraph`
+          :class:`~dcgnn_kernels.EgoGraph`; optionally ``batch`` :math:`(N)`, the graph of every node
         - **output:** logits :math:`(N, C)`; with ``return_state=True`` also a
           :class:`~dcgnn.nn.msg_passing.DCState`
     """
@@ -111,16 +112,15 @@ class DCGNN(torch.nn.Module):
         self.message_passing.reset_parameters()
         self.readout.reset_parameters()
 
-    def forward(self, x: Tensor, edge_index: Any, return_state: bool = False) -> Any:
+    def forward(
+        self, x: Tensor, edge_index: Any, return_state: bool = False, batch: Tensor | None = None
+    ) -> Any:
         """Runs the model; see the class for the shapes."""
         check_features(x, self.in_channels)
-        graph = EgoGraph.from_edge_index(edge_index, x.size(0))
-        h = self._encode(x)
-        if self.adjacency is not None:
-            h = h + self.adjacency(graph)
-        h = functional.dropout(functional.relu(h), self.dropout, self.training)
+        topology = as_topology(edge_index, x.size(0), batch)
+        h = self.encode(x, topology)
         try:
-            result = self.message_passing(h, graph, return_state)
+            result = self.message_passing(h, topology, return_state)
         except ValueError:
             check_finite("x", x)
             raise
@@ -136,6 +136,15 @@ class DCGNN(torch.nn.Module):
         for lin in others:
             h = lin(functional.dropout(functional.relu(h), self.dropout, self.training))
         return h
+
+    def encode(self, x: Tensor, topology: Topology) -> Tensor:
+        """What message passing starts from: ``[N, hidden_channels]``."""
+        h = self._encode(x)
+        if self.adjacency is not None:
+            if not topology.is_whole:
+                raise ValueError("adjacency_embedding needs the whole graph, not a batch or a part of it")
+            h = h + self.adjacency(topology.graph)
+        return functional.dropout(functional.relu(h), self.dropout, self.training)
 
     def __repr__(self) -> str:
         return (

@@ -15,12 +15,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dcgnn.nn.checks import check_choice, check_count, check_features, check_finite, check_number
 from dcgnn.nn.messages import ClusterMessage, NodeBlock
 from dcgnn.nn.objective import ClusterObjective, clustering_objective
-from dcgnn_kernels import (
-    EgoGraph,
-    global_sinkhorn,
-    local_sinkhorn,
-    node_update,
-)
+from dcgnn.nn.topology import BatchTopology, Topology, as_topology
+from dcgnn_kernels import EgoGraph, local_sinkhorn
 
 COST_SCALES = ("none", "mean", "max")
 
@@ -33,20 +29,22 @@ class LayerState:
 
     z: Tensor  # [N, F], the layer's output
     global_assign: Tensor | None  # [N, Ω]
-    global_clusters: Tensor | None  # [Ω, F]
+    global_clusters: Tensor | None  # [Ω, F]; of a batch [G, Ω, F]
     local_assign: Tensor | None  # [S, K]
     local_clusters: Tensor | None  # [N, K, F]
     x: Tensor = field(repr=False)
-    graph: EgoGraph = field(repr=False)
+    topology: Topology = field(repr=False)
     settings: dict[str, Any] = field(repr=False)
 
     @cached_property
     def objective(self) -> ClusterObjective:
         """The clustering objective after this layer, computed when it is first asked for."""
+        if not self.topology.is_whole:
+            raise ValueError("the objective is that of one whole graph, not of a batch or a part")
         return clustering_objective(
             self.z,
             self.x,
-            self.graph,
+            self.topology.graph,
             self.global_assign,
             self.global_clusters,
             self.local_assign,
@@ -73,7 +71,7 @@ class DCState:
 
     @property
     def global_clusters(self) -> Tensor | None:
-        """``[Ω, F]``."""
+        """``[Ω, F]``; of a batch of ``G`` graphs ``[G, Ω, F]``."""
         return self.layers[-1].global_clusters
 
     @property
@@ -142,10 +140,16 @@ class DCMsgPassing(torch.nn.Module):
         norm: None, ``"batch"`` or ``"layer"``, after every layer.
         node_activation: activation of the nodes after every layer, by name or as a callable.
         dropout: probability, after every layer.
+        global_momentum: None: the global cluster-nodes start at a trainable embedding. A number
+            :math:`m` in [0, 1): they start at a moving average over the batches seen in training,
+            :math:`E \leftarrow m E + (1 - m) C^\Omega` with the first layer's clusters, and have no
+            gradient.
 
     Shapes:
         - **input:** node features :math:`(N, F)`; edge indices :math:`(2, E)`, an
-          :class:`~dcgnn_kernels.EgoGraph` or anything that :meth:`EgoGraph.from_edge_index` takes
+          :class:`~dcgnn_kernels.EgoGraph` or anything that :meth:`EgoGraph.from_edge_index` takes;
+          optionally ``batch`` :math:`(N)`, the graph of every node in a disjoint union: every graph is a
+          global problem of its own
         - **output:** node embeddings :math:`(N, F)`; with ``return_state=True`` also a
           :class:`DCState`
     """
@@ -174,6 +178,7 @@ class DCMsgPassing(torch.nn.Module):
         norm: str | None = None,
         node_activation: str | Callable | None = None,
         dropout: float = 0.0,
+        global_momentum: float | None = None,
     ) -> None:
         super().__init__()
         self.channels = check_count("channels", channels)
@@ -197,7 +202,12 @@ class DCMsgPassing(torch.nn.Module):
             raise TypeError(f"ego_readout must be True or False, got {ego_readout!r}")
         self.ego_readout = ego_readout
 
-        self.global_embedding = torch.nn.Parameter(torch.empty(num_global, channels))
+        self.global_momentum = global_momentum
+        if global_momentum is None:
+            self.global_embedding = torch.nn.Parameter(torch.empty(num_global, channels))
+        else:
+            check_number("global_momentum", global_momentum, lambda m: 0 <= m < 1, "in [0, 1)")
+            self.register_buffer("global_embedding", torch.empty(num_global, channels))
         self.messages = torch.nn.ModuleList(
             ClusterMessage(channels, num_local, transform, activation) for _ in range(num_layers)
         )
@@ -216,40 +226,40 @@ class DCMsgPassing(torch.nn.Module):
         for module in (*self.messages, *self.blocks, *self.readouts):
             module.reset_parameters()
 
-    def _factors(self, graph: EgoGraph, dtype: torch.dtype) -> dict[str, Tensor]:
+    def _factors(self, topology: Topology, dtype: torch.dtype) -> dict[str, Tensor]:
         """What :func:`node_update` multiplies its parts by; kept as long as the graph lives."""
         if torch.compiler.is_compiling():
-            return self._compute_factors(graph, dtype)
-        kept = _FACTORS.setdefault(graph, {})
-        key = (self.mass, self.gamma, self.aggr, self.alpha, self.beta, dtype)
+            return self._compute_factors(topology, dtype)
+        kept = _FACTORS.setdefault(topology.graph, {})
+        # One graph can be in several batches, but only in one partition.
+        batch = id(topology) if isinstance(topology, BatchTopology) else None
+        key = (self.mass, self.gamma, self.aggr, self.alpha, self.beta, dtype, batch)
         if key not in kept:
-            kept[key] = self._compute_factors(graph, dtype)
+            kept[key] = self._compute_factors(topology, dtype)
         return kept[key]
 
-    def _compute_factors(self, graph: EgoGraph, dtype: torch.dtype) -> dict[str, Tensor]:
+    def _compute_factors(self, topology: Topology, dtype: torch.dtype) -> dict[str, Tensor]:
         """What :func:`node_update` multiplies its parts by: γβ, γα m_Ω, γ(1 − α) / a and m, each ``[N]``.
 
         Computed in float64 and rounded once: sums over a hub pass the range of float16.
         """
-        sizes = graph.ego_sizes().double()
+        sizes = topology.ego_sizes()
+        here = (sizes > 0).double()
         if self.mass == "node":
-            ego_mass, reached = sizes, graph.egos_per_node().double()
+            ego_mass, reached = sizes, topology.reached(here)
         else:
-            node_of_entry = torch.repeat_interleave(
-                torch.arange(graph.num_nodes, device=graph.device),
-                graph.egos_per_node(),
-                output_size=graph.num_slots,
-            )
-            reached = torch.zeros_like(sizes).index_add(0, node_of_entry, (1 / sizes)[graph.ego.long()])
-            ego_mass = torch.ones_like(sizes)
-        global_share = 1.0 if self.mass == "node" else 1 / graph.num_nodes
+            ego_mass, reached = here, topology.reached(here / sizes.clamp(min=1))
+        problem_sizes = topology.problem_sizes()
+        global_share: Tensor | float = 1.0 if self.mass == "node" else 1 / problem_sizes
         exact_sum = self.gamma == "exact" and self.aggr == "sum"
         local_share = reached if exact_sum else torch.ones_like(reached)
         gamma = 1 / (self.alpha * global_share + self.beta + (1 - self.alpha) * local_share)
         divisor = reached if self.aggr == "mean" else 1.0
         factors = {
-            "x_factor": gamma * self.beta,
-            "global_factor": gamma * self.alpha * (graph.num_nodes if self.mass == "node" else 1),
+            "x_factor": topology.masked(gamma * self.beta),
+            "global_factor": topology.masked(
+                gamma * self.alpha * (problem_sizes if self.mass == "node" else 1)
+            ),
             "local_factor": gamma * (1 - self.alpha) / divisor,
             "ego_factor": ego_mass,
         }
@@ -261,63 +271,104 @@ class DCMsgPassing(torch.nn.Module):
         """Whether the output is held by nobody else, not even for a gradient."""
         return not self.ego_readout and bool(self.blocks[-1].is_identity)
 
-    def forward(self, x: Tensor, edge_index: Any, return_state: bool = False) -> Any:
+    def forward(
+        self, x: Tensor, edge_index: Any, return_state: bool = False, batch: Tensor | None = None
+    ) -> Any:
         """Runs all layers; see the class for the shapes."""
         check_features(x, self.channels)
-        graph = EgoGraph.from_edge_index(edge_index, x.size(0))
-        if graph.device != x.device:
-            raise ValueError(f"edge_index is on {graph.device}, but x is on {x.device}")
+        topology = as_topology(edge_index, x.size(0), batch)
+        if topology.graph.device != x.device:
+            raise ValueError(f"edge_index is on {topology.graph.device}, but x is on {x.device}")
         try:
-            z, states = self._propagate(x, graph, return_state)
+            z, states = self._propagate(x, topology, return_state)
         except ValueError:
             check_finite("x", x)  # if that is where a kernel's NaN comes from, the error says so
             raise
         return (z, DCState(states)) if return_state else z
 
-    def _propagate(self, x: Tensor, graph: EgoGraph, keep: bool) -> tuple[Tensor, list[LayerState]]:
-        factors = self._factors(graph, x.dtype)
-        use_global, use_local = self.alpha > 0, self.alpha < 1 or self.ego_readout
+    def _propagate(self, x: Tensor, topology: Topology, keep: bool) -> tuple[Tensor, list[LayerState]]:
+        factors = self._factors(topology, x.dtype)
         z = x
         # Of type Any: what a problem of weight 0 leaves out is None and is not read below.
-        global_clusters: Any = self.global_embedding if use_global else None
+        global_clusters: Any = None
+        if self.alpha > 0:
+            # A copy of the moving average: it moves on before the backward.
+            moving = self.global_momentum is not None
+            global_clusters = self.global_embedding.clone() if moving else self.global_embedding
         local_clusters: Any = None
+        input_rows: Any = None
         states = []
-        for index, (message, block) in enumerate(zip(self.messages, self.blocks, strict=True)):
-            global_assign: Any = None
-            local_assign: Any = None
-            local_message: Any = None
-            # A problem of weight 0 has no cluster-nodes to read from.
-            global_part = x.new_empty(x.size(0), 0), x.new_empty(0, x.size(1))
-            local_part = x.new_empty(graph.num_slots, 0), x.new_empty(x.size(0), 0, x.size(1))
-            if use_global:
-                global_assign, global_clusters = global_sinkhorn(
-                    z, global_clusters, self.lam, self.global_iters, self.global_cost_scale
-                )
-                global_part = global_assign, message(global_clusters)
-            if use_local:
-                if self.local_init == "fresh":
-                    local_clusters = None
-                local_assign, local_clusters = local_sinkhorn(
-                    z,
-                    local_clusters,
-                    graph,
-                    self.lam,
-                    self.local_iters,
-                    self.local_cost_scale,
-                    num_clusters=self.num_local,
-                )
-                local_message = message(local_clusters)
-            if self.alpha < 1:
-                local_part = local_assign, local_message
-            updated = node_update(x, *global_part, *local_part, graph, activation="none", **factors)
-            if self.ego_readout:
-                updated = updated + self.readouts[index](local_message.flatten(1))
-            z = block(updated, z)
+        for index, block in enumerate(self.blocks):
+            global_assign, global_clusters = self._solve_global(index, z, global_clusters, topology)
+            rows = topology.members(z)
+            input_rows = rows if index == 0 else input_rows
+            updated, local_assign, local_clusters, readout = self._update(
+                index, input_rows, rows, global_assign, global_clusters, local_clusters, topology, factors
+            )
+            updated = topology.complete(updated)
+            if readout is not None:
+                updated = updated + topology.own(readout)
+            z = block(updated, z, topology)
             if keep:
                 settings = {"alpha": self.alpha, "beta": self.beta, "lam": self.lam, "mass": self.mass}
                 clusters = (global_assign, global_clusters, local_assign, local_clusters)
-                states.append(LayerState(z, *clusters, x, graph, settings))
+                states.append(LayerState(z, *clusters, x, topology, settings))
         return z, states
+
+    def _solve_global(self, index: int, z: Tensor, clusters: Any, topology: Topology) -> tuple[Any, Any]:
+        """Assignment and clusters of the global problem; None where it has no weight."""
+        if self.alpha == 0:
+            return None, None
+        options = (self.lam, self.global_iters, self.global_cost_scale)
+        assign, clusters = topology.transport(z, clusters, *options)
+        if self.global_momentum is not None and self.training and index == 0:
+            with torch.no_grad():
+                seen = clusters.mean(0) if clusters.dim() == 3 else clusters
+                self.global_embedding.lerp_(seen.to(self.global_embedding.dtype), 1 - self.global_momentum)
+        return assign, clusters
+
+    def _update(
+        self,
+        index: int,
+        x: Tensor,
+        z: Tensor,
+        global_assign: Any,
+        global_clusters: Any,
+        local_clusters: Any,
+        topology: Topology,
+        factors: dict[str, Tensor],
+    ) -> tuple[Tensor, Any, Any, Any]:
+        """The local problems of layer ``index`` and the node update, on the rows of the topology's graph.
+
+        Gives the update, the local assignment and clusters, and what the ego readout adds.
+        """
+        message = self.messages[index]
+        graph = topology.graph
+        # A problem of weight 0 has no cluster-nodes to read from.
+        global_part = x.new_empty(x.size(0), 0), x.new_empty(0, x.size(1))
+        local_part = x.new_empty(graph.num_slots, 0), x.new_empty(x.size(0), 0, x.size(1))
+        local_assign = readout = None
+        if global_assign is not None:
+            global_part = global_assign, message(global_clusters, of_ego=False)
+        if self.alpha < 1 or self.ego_readout:
+            if self.local_init == "fresh":
+                local_clusters = None
+            local_assign, local_clusters = local_sinkhorn(
+                z,
+                local_clusters,
+                graph,
+                self.lam,
+                self.local_iters,
+                self.local_cost_scale,
+                num_clusters=self.num_local,
+            )
+            local_message = message(local_clusters)
+            if self.alpha < 1:
+                local_part = local_assign, local_message
+            if self.ego_readout:
+                readout = self.readouts[index](local_message.flatten(1))
+        updated = topology.update(x, *global_part, *local_part, factors)
+        return updated, local_assign, local_clusters, readout
 
     def __repr__(self) -> str:
         return (
