@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dcgnn.distributed.partition import Part
+from dcgnn.partition import Part
 
 
 class Traffic:

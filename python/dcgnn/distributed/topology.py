@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.nn import BatchNorm
 
 from dcgnn.distributed.halo import Halo, sum_over_ranks
-from dcgnn.distributed.partition import Part
+from dcgnn.partition import Part
 from dcgnn.distributed.transport import ShardedRows, sharded_sinkhorn
 from dcgnn.nn.topology import Topology
 

@@ -1,0 +1,160 @@
+"""Processes that ``torchrun`` started: how they find each other, agree, and fail."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class RankLost(RuntimeError):
+    """Another rank ended or cannot be reached."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among all; of one process outside ``torchrun``."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    restarts: int = 0
+    launched: bool = False
+
+    @classmethod
+    def of_environment(cls) -> Ranks:
+        """As ``torchrun`` tells by environment variables."""
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            return cls()
+        return cls(
+            rank=int(os.environ["RANK"]),
+            world=int(os.environ["WORLD_SIZE"]),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+            launched=True,
+        )
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank prints and writes files."""
+        return self.rank == 0
+
+
+@contextmanager
+def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
+    """Connected ranks: by gloo on CPUs, by nccl on GPUs; nothing outside ``torchrun``."""
+    if not ranks.launched:
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        with lost_rank_is_named(ranks):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def lost_rank_is_named(ranks: Ranks) -> Iterator[None]:
+    """Turns a transport's error into :class:`RankLost`: this rank is whole, another one is not."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if isinstance(error, RankLost) or not _of_transport(error, text):
+            raise
+        first = text.strip().splitlines()[0][:200]
+        raise RankLost(
+            f"rank {ranks.rank} of {ranks.world} lost another rank ({first}); what was saved last is whole: "
+            "continue with --resume, or start with torchrun --max-restarts"
+        ) from error
+
+
+def _of_transport(error: RuntimeError, text: str) -> bool:
+    if isinstance(error, getattr(dist, "DistError", ())):
+        return True
+    words = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "timed out waiting")
+    return any(word in text.lower() for word in words)
+
+
+def connected() -> bool:
+    """Whether this process is one of several connected ones, or the only one of a group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """This rank; 0 outside a group."""
+    return dist.get_rank() if connected() else 0
+
+
+def world_size() -> int:
+    """Number of ranks; 1 outside a group."""
+    return dist.get_world_size() if connected() else 1
+
+
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set on any rank."""
+    if not connected():
+        return flag
+    value = torch.tensor([int(flag)], device=device)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return bool(value.item())
+
+
+def sum_of_ranks(value: float, device: torch.device) -> float:
+    """The sum of all ranks' numbers."""
+    if not connected():
+        return value
+    total = torch.tensor([value], dtype=torch.float64, device=device)
+    dist.all_reduce(total)
+    return float(total.item())
+
+
+def broadcast_object(value: Any, device: torch.device) -> Any:
+    """Rank 0's value, on all ranks."""
+    if not connected():
+        return value
+    held = [value]
+    dist.broadcast_object_list(held, src=0, device=device)
+    return held[0]
+
+
+def gather_rows(rows: Tensor) -> Tensor | None:
+    """All ranks' rows one after the other on rank 0, None on the others."""
+    if not connected():
+        return rows
+    sizes = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(world_size())]
+    dist.all_gather(sizes, torch.tensor([rows.size(0)], device=rows.device))
+    counts = [int(size) for size in sizes]
+    padded = rows.new_zeros(max(counts), *rows.shape[1:])
+    padded[: rows.size(0)] = rows
+    received = [torch.empty_like(padded) for _ in counts] if rank() == 0 else None
+    dist.gather(padded, received, dst=0)
+    if received is None:
+        return None
+    return torch.cat([block[:count] for block, count in zip(received, counts, strict=True)])
+
+
+def sum_gradients(parameters: Iterator[torch.nn.Parameter]) -> None:
+    """Gradients of all ranks, summed; one collective for all of them."""
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not grads:
+        return
+    flat = torch.cat([grad.flatten() for grad in grads])
+    dist.all_reduce(flat)
+    for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(part.view_as(grad))
+
+
+def broadcast_module(module: torch.nn.Module) -> None:
+    """Rank 0's parameters and buffers, on all ranks."""
+    for tensor in module.state_dict().values():
+        dist.broadcast(tensor, src=0)

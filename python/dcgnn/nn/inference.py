@@ -1,0 +1,51 @@
+"""Exact inference of a whole graph, layer by layer and in chunks of nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dcgnn.nn.topology import Topology
+from dcgnn.partition import Part, chunks
+from dcgnn_kernels import EgoGraph
+
+if TYPE_CHECKING:
+    from dcgnn.nn.msg_passing import DCMsgPassing
+
+
+@torch.no_grad()
+def chunked_propagate(layers: DCMsgPassing, x: Tensor, graph: EgoGraph, chunk_size: int) -> Tensor:
+    """What ``layers`` give for ``x`` on the whole graph, with at most ``chunk_size`` egos at a time.
+
+    A chunk's egos give to all nodes that they hold; every ego is solved once, and the sums at the nodes are
+    complete after the last chunk. The order of those sums is all that differs from one pass.
+    """
+    whole = Topology(graph)
+    parts = chunks(graph, chunk_size)
+    factors = [_factors_of(part, layers._factors(whole, x.dtype)) for part in parts]
+    carried: list[Any] = [None] * len(parts)
+    z, global_clusters = x, layers.global_embedding
+    for index, block in enumerate(layers.blocks):
+        global_assign, global_clusters = layers._solve_global(index, z, global_clusters, whole)
+        total = torch.zeros_like(z)
+        for number, part in enumerate(parts):
+            share = None if global_assign is None else global_assign[part.nodes]
+            inputs = x[part.nodes], z[part.nodes], share, global_clusters, carried[number]
+            updated, _, carried[number], readout = layers._update(
+                index, *inputs, Topology(part.graph), factors[number]
+            )
+            total.index_add_(0, part.nodes, updated)
+            if readout is not None:
+                total.index_add_(0, part.own, readout[part.own_rows])
+        z = block(total, z)
+    return z
+
+
+def _factors_of(part: Part, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Factors of a part's rows: only own nodes have a share of the input, and only own egos count."""
+    rows = {name: factor[part.nodes] for name, factor in whole.items()}
+    for name in ("x_factor", "global_factor", "ego_factor"):
+        rows[name] = rows[name].index_fill(0, part.halo_rows, 0.0)
+    return rows
