@@ -8,6 +8,7 @@ that order is the same as in one process.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from dataclasses import dataclass
 
@@ -43,6 +44,13 @@ class Part:
     def own(self) -> Tensor:
         """The part's own nodes in the whole graph."""
         return self.nodes[self.own_rows]
+
+    def to(self, device: torch.device) -> Part:
+        """The same part on another device; itself when it is there already."""
+        if self.nodes.device == device or (device.index is None and self.nodes.device.type == device.type):
+            return self
+        names = ("nodes", "own_rows", "halo_rows", "halo_owner", "graph")
+        return dataclasses.replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     @property
     def num_edge_slots(self) -> int:

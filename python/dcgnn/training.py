@@ -1,4 +1,4 @@
-"""Full-batch training with early stopping, checkpoints and an exact resume."""
+"""Training with early stopping, checkpoints and an exact resume, on one process or many."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tqdm import tqdm
 
 from dcgnn.checkpoint import CheckpointError, check_same_run, load_checkpoint, save_checkpoint
 from dcgnn.data.graph_data import GraphData
-from dcgnn.losses import SIMILARITY_AGGRS, SIMILARITY_METRICS, training_loss
-from dcgnn.metrics import check_scorable, score
-from dcgnn.nn.model import DCGNN
-from dcgnn_kernels import EgoGraph
+from dcgnn.distributed import launch
+from dcgnn.engines import BatchConfig, GraphShare, make_engine
+from dcgnn.losses import SIMILARITY_AGGRS, SIMILARITY_METRICS
+from dcgnn.metrics import check_scorable
 
 
 class TrainingDiverged(RuntimeError):
@@ -132,17 +132,22 @@ class TrainResult:
 
 def train(
     model: nn.Module,
-    data: GraphData,
+    data: GraphData | GraphShare,
     config: TrainConfig | None = None,
     *,
     graph: Any = None,
+    batches: BatchConfig | None = None,
     model_options: Mapping[str, Any] | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 0,
     resume: bool = False,
     progress: bool = False,
 ) -> TrainResult:
-    """Train ``model`` on the whole graph and report the epoch that validates best.
+    """Train ``model`` and report the epoch that validates best.
+
+    Steps are on the whole graph, on mini-batches (``batches``), or on a graph that is spread over ranks
+    (``data`` is this rank's :class:`~dcgnn.engines.GraphShare`). With several ranks all of them call this,
+    rank 0 writes the checkpoints, and all return the same result.
 
     The first Ctrl-C (or SIGTERM) ends training after the running epoch and leaves a checkpoint
     from which ``resume`` continues to the same bits as a run without interruption; a second one
@@ -155,12 +160,14 @@ def train(
         config: How to train.
         graph: Second argument of the model. By default an :class:`~dcgnn_kernels.EgoGraph` for
             :class:`~dcgnn.DCGNN` and ``edge_index`` for any other model.
+        batches: Train on mini-batches of sampled neighbourhoods.
         model_options: What the model was made from; kept in the checkpoint and compared by
             ``resume``.
         checkpoint: File for checkpoints.
         checkpoint_every: Write it after every so many epochs and at the end; 0: only when
             interrupted.
-        resume: Continue from ``checkpoint``. More ``epochs`` than before are allowed.
+        resume: Continue from ``checkpoint``. More ``epochs`` than before are allowed, and another number
+            of ranks.
         progress: Show a progress bar on stderr.
 
     Raises:
@@ -170,27 +177,33 @@ def train(
         TrainingInterrupted: After Ctrl-C or SIGTERM.
     """
     config = config or TrainConfig()
-    check_scorable(data)
+    if isinstance(data, GraphData):
+        check_scorable(data)
     if resume and checkpoint is None:
         raise ValueError("resume wants the checkpoint to continue from")
-    run = TrainingRun(model, data, config, graph)
-    identity = _identity(model, data, config, model_options or {})
+    run = TrainingRun(model, data, config, graph, batches)
+    identity = _identity(model, data, config, model_options or {}) | run.engine.settings()
     path = Path(checkpoint) if checkpoint is not None else None
 
-    torch.manual_seed(config.seed)
+    run.seed()
     if resume and path is not None:
         run.restore(path, identity)
 
     def save() -> None:
         if path is not None:
-            save_checkpoint(path, {"identity": identity, **run.state()})
+            state = run.state()
+            if launch.rank() == 0:
+                save_checkpoint(path, {"identity": identity, **state})
+
+    if checkpoint_every and not resume and launch.connected():
+        save()  # what a restart of lost ranks continues from is of this run, not of one before
 
     with (
         _deferred_signals() as stop,
         tqdm(
             total=config.epochs,
             initial=run.epoch,
-            disable=not progress,
+            disable=not progress or launch.rank() > 0,
             desc=data.name,
             unit="epoch",
         ) as bar,
@@ -211,7 +224,7 @@ def train(
                 },
                 refresh=False,
             )
-            if stop.is_set():
+            if launch.any_rank(stop.is_set(), run.engine.device):
                 save()
                 raise TrainingInterrupted(path, run.epoch)
             if checkpoint_every and run.epoch % checkpoint_every == 0:
@@ -224,16 +237,18 @@ def train(
 class TrainingRun:
     """The state of one training run: everything that a checkpoint must hold."""
 
-    def __init__(self, model: nn.Module, data: GraphData, config: TrainConfig, graph: Any) -> None:
-        device = next(model.parameters()).device
+    def __init__(
+        self,
+        model: nn.Module,
+        data: GraphData | GraphShare,
+        config: TrainConfig,
+        graph: Any = None,
+        batches: BatchConfig | None = None,
+    ) -> None:
         self.model = model
-        self.data = data.to(device)
+        self.data = data
         self.config = config
-        if graph is None:
-            graph = self.data.edge_index
-            if isinstance(model, DCGNN):
-                graph = EgoGraph.from_edge_index(graph, data.num_nodes)
-        self.graph = graph
+        self.engine = make_engine(model, data, config, graph, batches)
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
         self.epoch = 0
         self.best_epoch = 0
@@ -251,72 +266,56 @@ class TrainingRun:
         return self.epoch >= self.config.epochs or self.stopped_early
 
     def step(self) -> None:
-        """One epoch: a gradient step on the training nodes, then validation."""
+        """One epoch: gradient steps on the training nodes, then validation."""
         started = time.perf_counter()
         self.model.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = self._loss()
-        self._check_finite(loss, "training loss")
-        loss.backward()
-        self.optimizer.step()
+        losses: list[float] = []
+        for loss in self.engine.losses(self.epoch):
+            losses.append(self.engine.total(loss.detach()))
+            if not math.isfinite(losses[-1]):
+                raise self._diverged("training loss is not finite")
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self.engine.reduce_gradients()
+            self.optimizer.step()
 
         try:
-            logits = self.predict()
+            logits = self.engine.predict()
         except ValueError as error:
             # The arguments were good a moment ago, so it is the new weights that overflow.
             raise self._diverged(f"the model fails after the step ({error})") from error
-        mask = self.data.val_mask
-        val_loss = nn.functional.cross_entropy(logits[mask], self.data.y[mask])
         # A NaN gradient shows here, before this epoch can reach a checkpoint.
-        self._check_finite(logits, "output after the step")
-        val_metric = score(logits[mask], self.data.y[mask], self.data.metric)
+        if not self.engine.finite(logits):
+            raise self._diverged("output after the step is not finite")
+        val_loss, val_metric = self.engine.score(logits, "val_mask")
 
         self.epoch += 1
         # Small validation sets tie often; among equals the lower loss is the better model.
-        if (val_metric, -val_loss.item()) > (self.best_metric, -self.best_loss):
+        if (val_metric, -val_loss) > (self.best_metric, -self.best_loss):
             self.best_epoch = self.epoch
-            self.best_metric, self.best_loss = val_metric, val_loss.item()
+            self.best_metric, self.best_loss = val_metric, val_loss
             self.best_weights = copy.deepcopy(self.model.state_dict())
-        self.history.loss.append(loss.item())
-        self.history.val_loss.append(val_loss.item())
+        self.history.loss.append(statistics.fmean(losses))
+        self.history.val_loss.append(val_loss)
         self.history.val_metric.append(val_metric)
         self.history.seconds.append(time.perf_counter() - started)
         every = self.config.objective_every
-        if every and self.epoch % every == 0 and isinstance(self.model, DCGNN):
+        if every and self.epoch % every == 0 and self.engine.holds_graph:
             self.history.objective.append([self.epoch, *self._objectives()])
 
-    def _loss(self) -> Tensor:
-        state = None
-        if self.config.needs_state:
-            logits, state = self.model(self.data.x, self.graph, return_state=True)
-        else:
-            logits = self.model(self.data.x, self.graph)
-        return training_loss(
-            logits,
-            self.data.y,
-            state,
-            mask=self.data.train_mask,
-            ortho_weight=self.config.ortho_weight,
-            sim_weight=self.config.sim_weight,
-            sim_aggr=self.config.sim_aggr,
-            sim_metric=self.config.sim_metric,
-        )
+    def seed(self) -> None:
+        """Seed everything random; ranks draw different numbers, rank 0 those of a single process."""
+        torch.manual_seed((self.config.seed + 1_000_003 * launch.rank()) % 2**63)
 
-    @torch.no_grad()
     def predict(self) -> Tensor:
-        """Logits of every node, without dropout."""
-        self.model.eval()
-        return self.model(self.data.x, self.graph)
+        """Logits of every node (of a partitioned graph: of this rank's), without dropout."""
+        return self.engine.predict()
 
     @torch.no_grad()
     def _objectives(self) -> list[float]:
         """The clustering objective after every layer, as the model stands."""
-        _, state = self.model(self.data.x, self.graph, return_state=True)
+        _, state = self.model(self.engine.data.x, self.engine.graph, return_state=True)
         return [float(objective.total) for objective in state.objectives]
-
-    def _check_finite(self, values: Tensor, what: str) -> None:
-        if not bool(torch.isfinite(values).all()):
-            raise self._diverged(f"{what} is not finite")
 
     def _diverged(self, what: str) -> TrainingDiverged:
         return TrainingDiverged(
@@ -330,7 +329,7 @@ class TrainingRun:
             "epoch": self.epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "rng_cpu": torch.get_rng_state(),
+            "rng_cpu": self._rng_of_ranks(),
             "rng_cuda": torch.cuda.get_rng_state_all(),
             "best_epoch": self.best_epoch,
             "best_metric": self.best_metric,
@@ -339,10 +338,24 @@ class TrainingRun:
             "history": dataclasses.asdict(self.history),
         }
 
+    def _rng_of_ranks(self) -> Tensor:
+        """``[ranks, bytes]``, on rank 0."""
+        state = torch.get_rng_state()[None]
+        gathered = launch.gather_rows(state.to(self.engine.device))
+        return state if gathered is None else gathered.cpu()
+
     def restore(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Continue where the checkpoint at ``path`` ends."""
-        saved = load_checkpoint(path)
-        check_same_run(path, saved["identity"], identity)
+        """Continue where the checkpoint at ``path`` ends; only rank 0 reads it."""
+        saved: Any = None
+        if launch.rank() == 0:
+            try:
+                saved = load_checkpoint(path)
+                check_same_run(path, saved["identity"], identity)
+            except CheckpointError as error:
+                saved = error
+        saved = launch.broadcast_object(saved, self.engine.device)
+        if isinstance(saved, CheckpointError):
+            raise saved
         if saved["epoch"] > self.config.epochs:
             raise CheckpointError(
                 f"{path} has {saved['epoch']} epochs, more than the {self.config.epochs} asked for"
@@ -358,18 +371,19 @@ class TrainingRun:
         self.best_loss = saved["best_loss"]
         self.best_weights = saved["best_weights"]
         self.history = History(**saved["history"])
-        torch.set_rng_state(saved["rng_cpu"])
+        if saved["rng_cpu"].size(0) == launch.world_size():
+            torch.set_rng_state(saved["rng_cpu"][launch.rank()])
+        else:
+            # Another number of ranks has no state to continue; the epoch keeps it from starting over.
+            torch.manual_seed((self.config.seed + 1_000_003 * launch.rank() + 7919 * self.epoch) % 2**63)
         if len(saved["rng_cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(saved["rng_cuda"])
 
     def result(self) -> TrainResult:
         """Restore the best weights and score every mask with them."""
         self.model.load_state_dict(self.best_weights)
-        logits = self.predict()
-        scores = {
-            name: score(logits[mask], self.data.y[mask], self.data.metric)
-            for name, mask in self.data.masks().items()
-        }
+        logits = self.engine.predict()
+        scores = {name: self.engine.score(logits, name)[1] for name in self.data.masks()}
         return TrainResult(
             graph=self.data.name,
             split=self.data.split,
@@ -389,7 +403,7 @@ class TrainingRun:
 
 
 def _identity(
-    model: nn.Module, data: GraphData, config: TrainConfig, model_options: Mapping[str, Any]
+    model: nn.Module, data: GraphData | GraphShare, config: TrainConfig, model_options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What must agree for a checkpoint to be continued; more epochs are welcome."""
     settings = dataclasses.asdict(config)

@@ -17,6 +17,7 @@ import dcgnn_kernels
 from dcgnn.checkpoint import CheckpointError
 from dcgnn.cli import bench, demo, graphs, info, report, reproduce, train, tune
 from dcgnn.data import DatasetUnavailable
+from dcgnn.distributed.launch import RankLost, Ranks
 from dcgnn.training import TrainingDiverged
 
 EXIT_OK = 0
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else EXIT_USAGE
     except (ValueError, OSError, DatasetUnavailable, CheckpointError) as error:
         return _fail(error, EXIT_USAGE)
-    except TrainingDiverged as error:
+    except (TrainingDiverged, RankLost) as error:
         return _fail(error, EXIT_FAILED)
     except (MemoryError, torch.OutOfMemoryError) as error:
         return _fail(f"out of memory: {error}", EXIT_FAILED)
@@ -69,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _fail(error: BaseException | str, code: int) -> int:
-    print(f"dcgnn: {' '.join(str(error).split())}", file=sys.stderr)
+    ranks = Ranks.of_environment()
+    who = f"dcgnn[rank {ranks.rank}]" if ranks.world > 1 else "dcgnn"
+    print(f"{who}: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 
 

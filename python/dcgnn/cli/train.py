@@ -18,6 +18,9 @@ from dcgnn.cli.checks import check_writable, find_device
 from dcgnn.cli.graphs import describe_graphs
 from dcgnn.cli.info import environment
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
+from dcgnn.distributed.launch import Ranks, process_group
+from dcgnn.engines import BatchConfig, GraphShare
+from dcgnn.partition import METHODS
 from dcgnn.presets import load_preset
 from dcgnn.recipe import build_model
 from dcgnn.training import TrainingInterrupted, TrainResult, train
@@ -68,9 +71,40 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     parser.add_argument("--json", metavar="FILE", help="write results as JSON; -: to stdout")
     parser.add_argument("--quiet", action="store_true", help="no progress bar, results only")
+    _add_scaling_options(parser.add_argument_group("scaling", "for large graphs; see docs/scaling.md"))
     options.add_train_options(parser.add_argument_group("training"))
     options.add_model_options(parser.add_argument_group("model"))
     parser.set_defaults(run=run)
+
+
+def _add_scaling_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--loader",
+        choices=["neighbor"],
+        help="train on mini-batches of sampled neighbourhoods; under torchrun by data parallelism",
+    )
+    group.add_argument(
+        "--num-neighbors",
+        type=_numbers,
+        default=(10, 10),
+        metavar="N,N,...",
+        help="neighbours to sample, one number for each hop; -1: all (default: 10,10)",
+    )
+    group.add_argument(
+        "--batch-size", type=int, default=1024, metavar="N", help="training nodes of a batch (default: 1024)"
+    )
+    group.add_argument(
+        "--partition",
+        nargs="?",
+        const="auto",
+        choices=METHODS,
+        help="under torchrun: spread the graph over the ranks, cut by METIS where pymetis is installed, "
+        "else in ranges",
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -79,6 +113,21 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.preset is not None:
         preset = load_preset(arguments.preset or arguments.graph)
     options.fill(arguments, preset)
+    ranks = Ranks.of_environment()
+    if arguments.partition and arguments.loader:
+        raise ValueError("--partition trains on the whole graph: it cannot be joined with --loader")
+    if arguments.partition and not ranks.launched:
+        raise ValueError("--partition needs several ranks: torchrun --nproc-per-node 2 -m dcgnn train ...")
+    if ranks.world > 1 and not (arguments.partition or arguments.loader):
+        raise ValueError("with several ranks choose --loader neighbor (data parallel) or --partition")
+    device = find_device(arguments.device)
+    if ranks.launched and device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", ranks.local_rank)
+    with process_group(ranks, device):
+        _run(arguments, ranks, device)
+
+
+def _run(arguments: argparse.Namespace, ranks: Ranks, device: torch.device) -> None:
     splits = parse_splits(arguments.split, num_splits(arguments.graph))
     if arguments.seeds < 1:
         raise ValueError(f"--seeds must be positive, got {arguments.seeds}")
@@ -87,17 +136,18 @@ def run(arguments: argparse.Namespace) -> None:
         every = 50 if arguments.checkpoint else 0
     if every < 0:
         raise ValueError(f"--checkpoint-every must not be negative, got {every}")
-    device = find_device(arguments.device)
-    if arguments.json not in (None, "-"):
+    if arguments.json not in (None, "-") and ranks.is_main:
         check_writable(Path(arguments.json))
 
     seeds = range(arguments.seed, arguments.seed + arguments.seeds)
     runs = [(split, seed) for split in splits for seed in seeds]
     paths = _checkpoint_paths(arguments, runs)
     resumable = {run for run, path in paths.items() if path.is_file()}
+    # torchrun starts lost ranks anew: they go on from what was saved.
+    resume = arguments.resume or (ranks.restarts > 0 and bool(resumable))
     if arguments.resume and not resumable:
         raise CheckpointError(f"no checkpoint at {paths[runs[0]]}: nothing to resume")
-    if arguments.checkpoint or every:
+    if (arguments.checkpoint or every) and ranks.is_main:
         check_writable(paths[runs[0]])
 
     # With JSON on stdout, what is meant for people goes to stderr.
@@ -111,13 +161,17 @@ def run(arguments: argparse.Namespace) -> None:
             device=device,
             checkpoint=paths[split, seed],
             checkpoint_every=every,
-            resume=arguments.resume and (split, seed) in resumable,
+            resume=resume and (split, seed) in resumable,
         )
         results.append(result)
+        if not ranks.is_main:
+            continue
         print(_summary(result), file=out, flush=True)
         if arguments.json not in (None, "-"):
             # After every run: an interrupt keeps those that are done.
             _write_json(arguments.json, _report(arguments, model_options, results))
+    if not ranks.is_main:
+        return
     if len(results) > 1:
         mean, deviation = _mean_and_deviation(results)
         print(
@@ -167,12 +221,18 @@ def _train_one(
         nodes=data.num_nodes,
     ).to(device)
     model_options["num_global"] = model.message_passing.num_global
+    batches = None
+    if arguments.loader:
+        batches = BatchConfig(num_neighbors=arguments.num_neighbors, batch_size=arguments.batch_size)
+    problem: Any = GraphShare.of(data, arguments.partition) if arguments.partition else data
+    del data  # of a partitioned graph this rank keeps its share
     before = _modified(checkpoint)
     try:
         result = train(
             model,
-            data,
+            problem,
             config,
+            batches=batches,
             model_options=model_options,
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,

@@ -32,6 +32,11 @@ class PartTopology(Topology):
         is_own = torch.zeros(part.nodes.numel(), dtype=torch.float64, device=part.nodes.device)
         self.is_own = is_own.index_fill(0, part.own_rows, 1.0)
 
+    def to(self, device: torch.device) -> PartTopology:
+        """The same part on another device; itself when it is there already. All ranks must call it."""
+        moved = self.part.to(device)
+        return self if moved is self.part else PartTopology(moved, self.halo.group)
+
     @property
     def num_nodes(self) -> int:
         return self.part.own_rows.numel()

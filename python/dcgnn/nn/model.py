@@ -13,6 +13,7 @@ from torch_geometric.nn.dense.linear import is_uninitialized_parameter
 from torch_geometric.nn.inits import kaiming_uniform, zeros
 
 from dcgnn.nn.checks import check_count, check_features, check_finite, check_number
+from dcgnn.nn.inference import chunked_propagate
 from dcgnn.nn.msg_passing import DCMsgPassing
 from dcgnn.nn.sparse_input import dropout_linear
 from dcgnn.nn.topology import Topology, as_topology
@@ -136,6 +137,21 @@ class DCGNN(torch.nn.Module):
         for lin in others:
             h = lin(functional.dropout(functional.relu(h), self.dropout, self.training))
         return h
+
+    @torch.no_grad()
+    def inference(self, x: Tensor, edge_index: Any, chunk_size: int = 65536) -> Tensor:
+        """Logits ``[N, C]`` of the whole graph as in evaluation mode, with all neighbours, layer by layer and
+        with at most ``chunk_size`` egos at a time: equal to one forward, with less working memory.
+        """
+        was_training = self.training
+        self.eval()
+        try:
+            check_features(x, self.in_channels)
+            graph = EgoGraph.from_edge_index(edge_index, x.size(0))
+            h = self.encode(x, Topology(graph))
+            return self.readout(chunked_propagate(self.message_passing, h, graph, chunk_size))
+        finally:
+            self.train(was_training)
 
     def encode(self, x: Tensor, topology: Topology) -> Tensor:
         """What message passing starts from: ``[N, hidden_channels]``."""

@@ -1,0 +1,1 @@
+"""One graph on several processes, by torch.distributed."""

@@ -1,0 +1,319 @@
+"""How an epoch runs: what a step sees of the graph, and on how many processes.
+
+The trainer asks its engine for the losses of an epoch's steps and for scores; it knows neither batches nor
+ranks. All ranks see the same scores, so that all of them stop in the same epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dcgnn.data.graph_data import GraphData
+from dcgnn.distributed import launch
+from dcgnn.losses import orthogonality_loss, training_loss
+from dcgnn.metrics import score
+from dcgnn.nn.model import DCGNN
+from dcgnn.partition import make_part, owners
+from dcgnn_kernels import EgoGraph
+
+if TYPE_CHECKING:
+    from dcgnn.distributed.topology import PartTopology
+    from dcgnn.training import TrainConfig
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """Mini-batches of sampled neighbourhoods.
+
+    Args:
+        num_neighbors: In-neighbours to sample for each node, one number for every hop; -1: all.
+        batch_size: Training nodes of a step, on every rank.
+        chunk_size: Nodes that inference handles at a time.
+    """
+
+    num_neighbors: tuple[int, ...] = (10, 10)
+    batch_size: int = 1024
+    chunk_size: int = 65536
+
+
+class FullBatch:
+    """One process; every step sees the whole graph."""
+
+    def __init__(self, model: nn.Module, data: GraphData, config: TrainConfig, graph: Any = None) -> None:
+        self.model, self.config = model, config
+        self.device = next(model.parameters()).device
+        self.data = data.to(self.device)
+        if graph is None:
+            graph = self.data.edge_index
+            if isinstance(model, DCGNN):
+                graph = EgoGraph.from_edge_index(graph, data.num_nodes)
+        self.graph = graph
+
+    @property
+    def holds_graph(self) -> bool:
+        """Whether the objective of the whole graph can be evaluated here."""
+        return isinstance(self.model, DCGNN)
+
+    def losses(self, epoch: int) -> Iterator[Tensor]:
+        """The loss of every step of an epoch; its gradient is taken before the next one."""
+        yield self._loss(self.model, self.data.x, self.graph, self.data.y, self.data.train_mask)
+
+    def _loss(self, model: nn.Module, x: Tensor, graph: Any, y: Tensor, mask: Tensor, **change: Any) -> Tensor:
+        state = None
+        if self.config.needs_state:
+            logits, state = model(x, graph, return_state=True)
+        else:
+            logits = model(x, graph)
+        names = ("ortho_weight", "sim_weight", "sim_aggr", "sim_metric")
+        options = {name: getattr(self.config, name) for name in names} | change
+        return training_loss(logits, y, state, mask=mask, **options)
+
+    def total(self, loss: Tensor) -> float:
+        """What the loss of a step is over all ranks."""
+        return loss.item()
+
+    def reduce_gradients(self) -> None:
+        """After the backward of a step: gradients of all ranks."""
+
+    @torch.no_grad()
+    def predict(self) -> Tensor:
+        """Logits of the nodes that this rank scores."""
+        self.model.eval()
+        return self.model(self.data.x, self.graph)
+
+    def score(self, logits: Tensor, field: str) -> tuple[float, float]:
+        """Cross entropy and metric of the nodes of a mask."""
+        mask = self.data.masks()[field]
+        return _score(logits[mask], self.data.y[mask], self.data.metric)
+
+    def finite(self, logits: Tensor) -> bool:
+        """Whether all logits, of all ranks, are."""
+        return bool(torch.isfinite(logits).all())
+
+    def settings(self) -> dict[str, Any]:
+        """What the engine adds to the run's identity: all that changes what is computed."""
+        return {}
+
+
+class MiniBatches(FullBatch):
+    """Steps on sampled neighbourhoods of some training nodes; scores on the whole graph, exactly.
+
+    With several ranks each takes its share of the training nodes, gradients are averaged
+    (``DistributedDataParallel``), and each rank scores its share of the graph.
+    """
+
+    def __init__(self, model: nn.Module, data: GraphData, config: TrainConfig, batches: BatchConfig) -> None:
+        from torch_geometric.data import Data
+
+        from dcgnn.data.loaders import neighbor_loader
+
+        if not isinstance(model, DCGNN):
+            raise ValueError(f"mini-batches train a DCGNN, got {type(model).__name__}")
+        if model.adjacency is not None:
+            raise ValueError("adjacency_embedding needs the whole graph in every step, not mini-batches")
+        super().__init__(model, data, config, data.edge_index)
+        self.batches = batches
+        whole = Data(x=data.x, edge_index=data.edge_index, y=data.y)
+        self.loader = neighbor_loader(
+            whole,
+            batches.num_neighbors,
+            batch_size=batches.batch_size,
+            input_nodes=data.train_mask.nonzero()[:, 0],
+            seed=config.seed,
+            rank=launch.rank(),
+            world_size=launch.world_size(),
+        )
+        graph = EgoGraph.from_edge_index(data.edge_index, data.num_nodes)
+        self.wrapped: nn.Module = model
+        self.share: GraphShare | None = None
+        if launch.connected():
+            # The static graph lets parameters go without a gradient (a problem of weight 0).
+            self.wrapped = DistributedDataParallel(model, static_graph=True)
+            self.share = GraphShare.of(data, "range", graph).to(self.device)
+        self.graph = graph.to(self.device)
+
+    def losses(self, epoch: int) -> Iterator[Tensor]:
+        self.loader.sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        for batch in self.loader:
+            batch = batch.to(self.device)
+            seeds = torch.arange(batch.num_nodes, device=self.device) < batch.batch_size
+            yield self._loss(self.wrapped, batch.x, batch.edge_index, batch.y, seeds)
+
+    def total(self, loss: Tensor) -> float:
+        return launch.sum_of_ranks(loss.item(), self.device) / launch.world_size()
+
+    @torch.no_grad()
+    def predict(self) -> Tensor:
+        self.model.eval()
+        if self.share is not None:
+            return self.model(self.share.x, self.share.topology)
+        return self.model.inference(self.data.x, self.graph, self.batches.chunk_size)  # type: ignore[operator]
+
+    def score(self, logits: Tensor, field: str) -> tuple[float, float]:
+        return super().score(logits, field) if self.share is None else self.share.score(logits, field)
+
+    def finite(self, logits: Tensor) -> bool:
+        return not launch.any_rank(not super().finite(logits), self.device)
+
+    def settings(self) -> dict[str, Any]:
+        given = dataclasses.asdict(self.batches)
+        del given["chunk_size"]
+        return {"loader": "neighbor", **given}
+
+
+@dataclass(frozen=True)
+class GraphShare:
+    """What a rank keeps of a graph: the rows of its own nodes, and the egos around them."""
+
+    name: str
+    split: int
+    metric: Any
+    num_classes: int
+    digest: str
+    num_train: int
+    x: Tensor
+    y: Tensor
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+    topology: PartTopology
+
+    @classmethod
+    def of(cls, data: GraphData, method: str = "auto", graph: EgoGraph | None = None) -> GraphShare:
+        """This rank's share; all ranks must call it, with the same data.
+
+        The cut is rank 0's, so that the ranks agree on it whatever is installed elsewhere.
+        """
+        from dcgnn.distributed.topology import PartTopology
+
+        if graph is None:
+            graph = EgoGraph.from_edge_index(data.edge_index, data.num_nodes)
+        owner = owners(graph, launch.world_size(), method) if launch.rank() == 0 else None
+        part = make_part(graph, launch.broadcast_object(owner, torch.device("cpu")), launch.rank())
+        return cls(
+            name=data.name,
+            split=data.split,
+            metric=data.metric,
+            num_classes=data.num_classes,
+            digest=data.fingerprint(),
+            num_train=int((data.train_mask & (data.y >= 0)).sum()),
+            x=data.x[part.own],
+            y=data.y[part.own],
+            train_mask=data.train_mask[part.own],
+            val_mask=data.val_mask[part.own],
+            test_mask=data.test_mask[part.own],
+            topology=PartTopology(part),
+        )
+
+    def masks(self) -> dict[str, Tensor]:
+        """The three masks by field name."""
+        return {name: getattr(self, name) for name in ("train_mask", "val_mask", "test_mask")}
+
+    def fingerprint(self) -> str:
+        """That of the whole graph."""
+        return self.digest
+
+    def to(self, device: torch.device) -> GraphShare:
+        """The same on another device."""
+        names = ("x", "y", "train_mask", "val_mask", "test_mask")
+        moved: Mapping[str, Any] = {name: getattr(self, name).to(device) for name in names}
+        return dataclasses.replace(self, topology=self.topology.to(device), **moved)
+
+    def score(self, logits: Tensor, field: str) -> tuple[float, float]:
+        """Cross entropy and metric of the masked nodes of all ranks."""
+        mask = self.masks()[field]
+        chosen, labels = launch.gather_rows(logits[mask]), launch.gather_rows(self.y[mask])
+        found = None if chosen is None or labels is None else _score(chosen, labels, self.metric)
+        return launch.broadcast_object(found, logits.device)
+
+
+class Partitioned(FullBatch):
+    """Every rank holds a part of the graph; together the ranks compute what one process computes."""
+
+    def __init__(self, model: nn.Module, data: GraphShare, config: TrainConfig) -> None:
+        if not isinstance(model, DCGNN):
+            raise ValueError(f"a partitioned graph is for a DCGNN, got {type(model).__name__}")
+        if model.adjacency is not None:
+            raise ValueError("adjacency_embedding needs the whole graph on every rank, not a part")
+        self.model, self.config = model, config
+        self.device = next(model.parameters()).device
+        self.share = data.to(self.device)
+        launch.broadcast_module(model)
+
+    @property
+    def holds_graph(self) -> bool:
+        return False
+
+    def losses(self, epoch: int) -> Iterator[Tensor]:
+        share, config = self.share, self.config
+        logits, state = self.model(share.x, share.topology, return_state=True)
+        chosen = share.train_mask & (share.y >= 0)
+        # Means over all training nodes from this rank's sums; the sum of the ranks' losses is the loss.
+        loss = logits.sum() * 0.0
+        if bool(chosen.any()):
+            means = training_loss(
+                logits,
+                share.y,
+                state,
+                mask=chosen,
+                sim_weight=config.sim_weight,
+                sim_aggr=config.sim_aggr,
+                sim_metric=config.sim_metric,
+            )
+            loss = loss + means * (int(chosen.sum()) / share.num_train)
+        if config.ortho_weight:
+            if state.global_clusters is None:
+                raise ValueError("global clusters (alpha > 0) are needed when ortho_weight is not 0")
+            # Every rank has the clusters; together they count once.
+            weight = config.ortho_weight / launch.world_size()
+            loss = loss + weight * orthogonality_loss(state.global_clusters)
+        yield loss
+
+    def total(self, loss: Tensor) -> float:
+        return launch.sum_of_ranks(loss.item(), self.device)
+
+    def reduce_gradients(self) -> None:
+        launch.sum_gradients(self.model.parameters())
+
+    @torch.no_grad()
+    def predict(self) -> Tensor:
+        self.model.eval()
+        return self.model(self.share.x, self.share.topology)
+
+    def score(self, logits: Tensor, field: str) -> tuple[float, float]:
+        return self.share.score(logits, field)
+
+    def finite(self, logits: Tensor) -> bool:
+        return not launch.any_rank(not super().finite(logits), self.device)
+
+
+def make_engine(
+    model: nn.Module,
+    data: GraphData | GraphShare,
+    config: TrainConfig,
+    graph: Any = None,
+    batches: BatchConfig | None = None,
+) -> FullBatch:
+    """The engine for this data: a share is trained by all ranks together, ``batches`` ask for mini-batches."""
+    if isinstance(data, GraphShare):
+        if batches is not None:
+            raise ValueError("a partitioned graph is trained as a whole, not in mini-batches")
+        return Partitioned(model, data, config)
+    if batches is not None:
+        return MiniBatches(model, data, config, batches)
+    if launch.world_size() > 1:
+        raise ValueError(
+            f"{launch.world_size()} ranks would all compute the same: choose mini-batches or a partition"
+        )
+    return FullBatch(model, data, config, graph)
+
+
+def _score(logits: Tensor, y: Tensor, metric: Any) -> tuple[float, float]:
+    return nn.functional.cross_entropy(logits, y).item(), score(logits, y, metric)
