@@ -83,7 +83,7 @@ def sample(instance: Instance, graph: EgoGraph, num_clusters: int, num_channels:
         "global_assign": torch.rand(num_nodes, num_global),
         "global_message": torch.randn(num_global, num_channels),
         "assign": torch.rand(graph.num_slots, num_clusters),
-        "clusters": torch.randn(num_nodes, num_clusters, num_channels),
+        "clusters": torch.randn(graph.num_egos, num_clusters, num_channels),
         "grad": torch.randn(num_nodes, num_channels),
     }
     stored = {name: tensor.to(instance.dtype) for name, tensor in tensors.items()}
@@ -141,6 +141,12 @@ def check(
 def test_every_dtype_on_every_architecture(arch, name):
     check(compiled(arch), PAIRS[name], hub_graph(), 2, 12 * 4 // PAIRS[name].dtype.itemsize, fused=False)
     check(compiled(arch), PAIRS[name], EgoGraph.from_edge_index(*awkward()), 2, 16, fused=True, seed=5)
+
+
+@needs_nvcc
+def test_graphs_of_a_batch_as_egos():
+    graphs = EgoGraph.from_batch(torch.randint(0, 3, (150,)).clamp(max=1))
+    check(compiled("sm_80"), next(iter(PAIRS.values())), graphs, 2, 16, fused=False)
 
 
 @needs_nvcc

@@ -72,6 +72,25 @@ def test_local_sinkhorn(shape, dtype, num_local, num_channels, num_iters, cost_s
         )
 
 
+@pytest.mark.parametrize("num_clusters", [2, 3])
+def test_graphs_of_a_batch_as_egos(shape, num_clusters):
+    batch = torch.tensor([1, 0, 1, 1, 2, 1, 0, 1, 1, 1, 1, 1])
+    graphs = EgoGraph.from_batch(batch)
+    z, centroids = torch.randn(12, 5, dtype=torch.float64), torch.randn(3, num_clusters, 5, dtype=torch.float64)
+    close(
+        lambda z, c: dcgnn_kernels.global_sinkhorn(z, c, 0.7, 2, "max", batch=batch),
+        lambda z, c: reference.global_sinkhorn(z, c, 0.7, 2, "max", batch=batch),
+        (z, centroids),
+        torch.float64,
+    )
+    close(
+        lambda p, c: dcgnn_kernels.cluster_scatter(p, c, graphs),
+        lambda p, c: reference.cluster_scatter(p, c, graphs),
+        (torch.rand(12, num_clusters, dtype=torch.float64), centroids),
+        torch.float64,
+    )
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_local", [2, 4, 1, 5][: 4 if FULL else 2])
 def test_local_centroids(shape, num_local, dtype):

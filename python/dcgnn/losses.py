@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dcgnn.nn.msg_passing import DCState
+from dcgnn.nn.topology import BatchTopology
 
 SIMILARITY_AGGRS = ("max", "mean", "sum")
 SIMILARITY_METRICS = ("cosine", "distance")
@@ -20,8 +22,11 @@ def orthogonality_loss(clusters: Tensor) -> Tensor:
     .. math:: L_{ortho} = \big\| G / \|G\|_F - I / \sqrt{|\Omega|} \big\|_F, \qquad G = C C^\top
 
     Args:
-        clusters: ``[Ω, F]`` global cluster-nodes :math:`C`.
+        clusters: ``[Ω, F]`` global cluster-nodes :math:`C`; of a batch of graphs ``[G, Ω, F]``, whose losses
+            are averaged.
     """
+    if clusters.dim() == 3:
+        return torch.stack([orthogonality_loss(one) for one in clusters]).mean()
     if clusters.dim() != 2 or clusters.size(0) < 1:
         raise ValueError(f"clusters must have shape [Ω, F] with Ω >= 1, got {list(clusters.shape)}")
     # The loss does not change with the clusters' size; without this the Gram matrix may overflow.
@@ -159,7 +164,20 @@ def training_loss(
     if ortho_weight != 0:
         loss = loss + ortho_weight * orthogonality_loss(state.global_clusters)
     if sim_weight != 0:
-        loss = loss + sim_weight * similarity_loss(
-            state.z[chosen], state.global_clusters, y[chosen], logits.size(1), sim_aggr, sim_metric
-        )
+        options = (logits.size(1), sim_aggr, sim_metric)
+        loss = loss + sim_weight * _similarity_of_state(state, y, chosen, *options)
     return loss
+
+
+def _similarity_of_state(state: DCState, y: Tensor, chosen: Tensor, *options: Any) -> Tensor:
+    """Mean over the chosen nodes, each with the clusters of its own graph."""
+    clusters, topology = state.global_clusters, state.layers[-1].topology
+    assert clusters is not None
+    if not isinstance(topology, BatchTopology):
+        return similarity_loss(state.z[chosen], clusters, y[chosen], *options)
+    graph_of_node, total = topology.graphs.ego.long(), state.z.new_zeros(())
+    for index in graph_of_node[chosen].unique().tolist():
+        nodes = chosen & (graph_of_node == index)
+        share = nodes.sum() / chosen.sum()
+        total = total + share * similarity_loss(state.z[nodes], clusters[index], y[nodes], *options)
+    return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,12 +55,17 @@ def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        with lost_rank_is_named(ranks):
+    with lost_rank_is_named(ranks):
+        store, rank, world = next(iter(dist.rendezvous("env://")))
+        # torchrun may keep its store over restarts: without a name of its own a restarted group would find
+        # the addresses of ranks that are gone.
+        store = dist.PrefixStore(f"dcgnn/{ranks.restarts}", store)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+        try:
             yield
-    finally:
-        dist.destroy_process_group()
+        finally:
+            dist.destroy_process_group()
 
 
 @contextmanager
@@ -71,7 +77,7 @@ def lost_rank_is_named(ranks: Ranks) -> Iterator[None]:
         text = str(error)
         if isinstance(error, RankLost) or not _of_transport(error, text):
             raise
-        first = text.strip().splitlines()[0][:200]
+        first = re.sub(r"\[[^\]]*\.cc:\d+\] ?", "", text.strip().splitlines()[0]).split(". ")[0][:120]
         raise RankLost(
             f"rank {ranks.rank} of {ranks.world} lost another rank ({first}); what was saved last is whole: "
             "continue with --resume, or start with torchrun --max-restarts"
