@@ -109,9 +109,8 @@ def _metis(graph: EgoGraph, num_parts: int) -> Tensor:
     pointer[1:] = torch.bincount(ego, minlength=graph.num_nodes).cumsum(0)
     # A node's work is its memberships, not one.
     weights = graph.ego_sizes().tolist()
-    _, membership = pymetis.part_graph(
-        num_parts, xadj=pointer.tolist(), adjncy=member.tolist(), vweights=weights
-    )
+    adjacency = pymetis.CSRAdjacency(pointer.tolist(), member.tolist())
+    _, membership = pymetis.part_graph(num_parts, adjacency, vweights=weights)
     return torch.tensor(membership, dtype=torch.int64)
 
 

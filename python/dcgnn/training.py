@@ -329,8 +329,7 @@ class TrainingRun:
             "epoch": self.epoch,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "rng_cpu": self._rng_of_ranks(),
-            "rng_cuda": torch.cuda.get_rng_state_all(),
+            "rng": self._random_states(),
             "best_epoch": self.best_epoch,
             "best_metric": self.best_metric,
             "best_loss": self.best_loss,
@@ -338,11 +337,26 @@ class TrainingRun:
             "history": dataclasses.asdict(self.history),
         }
 
-    def _rng_of_ranks(self) -> Tensor:
-        """``[ranks, bytes]``, on rank 0."""
-        state = torch.get_rng_state()[None]
-        gathered = launch.gather_rows(state.to(self.engine.device))
-        return state if gathered is None else gathered.cpu()
+    def _random_states(self) -> list[Tensor]:
+        """Of the CPU, and of the GPU where there is one; each ``[ranks, bytes]``, on rank 0."""
+        device = self.engine.device
+        states = [torch.get_rng_state()]
+        if device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(device))
+        gathered = [launch.gather_rows(state[None].to(device)) for state in states]
+        return [state.cpu() for state in gathered if state is not None]
+
+    def _continue_random(self, states: list[Tensor]) -> None:
+        """Go on drawing where the states end; with other ranks or devices there is nothing to go on from."""
+        device, rank = self.engine.device, launch.rank()
+        kinds = 2 if device.type == "cuda" else 1
+        if len(states) != kinds or states[0].size(0) != launch.world_size():
+            # The epoch keeps the draws from starting over.
+            torch.manual_seed((self.config.seed + 1_000_003 * rank + 7919 * self.epoch) % 2**63)
+            return
+        torch.set_rng_state(states[0][rank])
+        if kinds == 2:
+            torch.cuda.set_rng_state(states[1][rank], device)
 
     def restore(self, path: Path, identity: Mapping[str, Any]) -> None:
         """Continue where the checkpoint at ``path`` ends; only rank 0 reads it."""
@@ -371,13 +385,7 @@ class TrainingRun:
         self.best_loss = saved["best_loss"]
         self.best_weights = saved["best_weights"]
         self.history = History(**saved["history"])
-        if saved["rng_cpu"].size(0) == launch.world_size():
-            torch.set_rng_state(saved["rng_cpu"][launch.rank()])
-        else:
-            # Another number of ranks has no state to continue; the epoch keeps it from starting over.
-            torch.manual_seed((self.config.seed + 1_000_003 * launch.rank() + 7919 * self.epoch) % 2**63)
-        if len(saved["rng_cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(saved["rng_cuda"])
+        self._continue_random(saved["rng"])
 
     def result(self) -> TrainResult:
         """Restore the best weights and score every mask with them."""

@@ -78,6 +78,9 @@ class PartTopology(Topology):
     def ego_sizes(self) -> Tensor:
         return super().ego_sizes() * self.is_own
 
+    def egos_per_node(self) -> Tensor:
+        return self.reached(self.is_own)
+
     def reached(self, ego_mass: Tensor) -> Tensor:
         # Only the owner knows all egos that hold a node; everyone multiplies by its number.
         return self.halo.gather(self.halo.reduce(super().reached(ego_mass)))

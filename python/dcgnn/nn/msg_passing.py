@@ -244,11 +244,11 @@ class DCMsgPassing(torch.nn.Module):
         Computed in float64 and rounded once: sums over a hub pass the range of float16.
         """
         sizes = topology.ego_sizes()
-        here = (sizes > 0).double()
         if self.mass == "node":
-            ego_mass, reached = sizes, topology.reached(here)
+            ego_mass, reached = sizes, topology.egos_per_node()
         else:
-            ego_mass, reached = here, topology.reached(here / sizes.clamp(min=1))
+            ego_mass = (sizes > 0).double()
+            reached = topology.reached(ego_mass / sizes.clamp(min=1))
         problem_sizes = topology.problem_sizes()
         global_share: Tensor | float = 1.0 if self.mass == "node" else 1 / problem_sizes
         exact_sum = self.gamma == "exact" and self.aggr == "sum"

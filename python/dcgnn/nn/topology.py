@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dcgnn_kernels import EgoGraph, cluster_scatter, global_sinkhorn, node_update
+from dcgnn_kernels.graph import check_graph
 
 
 class Topology:
@@ -23,6 +24,7 @@ class Topology:
     """
 
     def __init__(self, graph: EgoGraph) -> None:
+        check_graph(graph, ego_of_every_node=True)
         self.graph = graph
 
     @property
@@ -71,6 +73,10 @@ class Topology:
     def ego_sizes(self) -> Tensor:
         """Float64, the members of every ego of ``graph``; 0 for a row whose ego is elsewhere."""
         return self.graph.ego_sizes().double()
+
+    def egos_per_node(self) -> Tensor:
+        """Float64, the number of egos that hold each row of ``graph``."""
+        return self.graph.egos_per_node().double()
 
     def reached(self, ego_mass: Tensor) -> Tensor:
         """Float64, the sum of ``ego_mass`` over the egos that hold each row of ``graph``."""

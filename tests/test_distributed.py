@@ -1,0 +1,346 @@
+"""Ranks compute what one process computes: layers, gradients, 20 steps of training; lost ranks and restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from graphs import awkward, both_ways
+
+from dcgnn import DCGNN, DCMsgPassing
+from dcgnn.checkpoint import load_checkpoint
+from dcgnn.cli import main
+from dcgnn.data import GraphData, load_graph
+from dcgnn.distributed import launch
+from dcgnn.distributed.halo import sum_over_ranks
+from dcgnn.distributed.topology import PartTopology
+from dcgnn.distributed.transport import sharded_sinkhorn
+from dcgnn.engines import BatchConfig, GraphShare
+from dcgnn.partition import make_part, owners
+from dcgnn.training import TrainConfig, train
+from dcgnn_kernels import EgoGraph, reference
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="torch is built without gloo")
+
+TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
+
+LAYERS = [
+    {},
+    {
+        "num_local": 3,
+        "local_cost_scale": "none",
+        "global_cost_scale": "max",
+        "transform": "per-cluster",
+        "activation": "tanh",
+        "ego_readout": True,
+        "norm": "batch",
+        "residual": True,
+    },
+    {"mass": "paper", "global_iters": None, "global_cost_scale": "mean", "local_iters": None},
+    {"mass": "paper", "gamma": "paper", "alpha": 0.0, "norm": "layer", "local_init": "fresh"},
+    {"alpha": 1.0, "global_momentum": 0.9},
+]
+
+
+def graphs() -> dict[str, EgoGraph]:
+    generator = torch.Generator().manual_seed(3)
+    edges = torch.randint(0, 40, (2, 90), generator=generator)
+    hub = torch.stack([torch.arange(40), torch.full((40,), 7)])
+    return {
+        "undirected": EgoGraph.from_edge_index(both_ways(torch.cat([edges, hub], dim=1)), 40),
+        "directed": EgoGraph.from_edge_index(*awkward()),
+    }
+
+
+def problem() -> GraphData:
+    data = load_graph("sbm:num_nodes=90,num_classes=3,homophily=0.7,signal=2.0,num_features=6")
+    return replace(data, x=data.x.double())
+
+
+def model_for(data: GraphData) -> DCGNN:
+    torch.manual_seed(4)
+    options = {"norm": "batch", "transform": "per-cluster", "ego_readout": True, "residual": True}
+    return DCGNN(data.num_features, 8, data.num_classes, 6, num_layers=2, **options).double()
+
+
+CONFIG = TrainConfig(epochs=20, lr=0.02, ortho_weight=0.3, sim_weight=0.2)
+BATCHES = BatchConfig(num_neighbors=(4, 4), batch_size=8)
+
+
+def work(rank: int, world: int, folder: str) -> None:
+    """Everything that is asserted on ``world`` ranks; one start of processes for all of it."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store{world}", world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    try:
+        check_layers(world)
+        check_transport()
+        check_helpers(world)
+        check_training(Path(folder), world)
+        check_data_parallel(Path(folder), world)
+    finally:
+        dist.destroy_process_group()
+
+
+def check_layers(world: int) -> None:
+    for name, graph in graphs().items():
+        for options in LAYERS:
+            for method in ("range", "hash", "auto")[: 3 if name == "undirected" else 1]:
+                check_layer(graph, world, method, options)
+
+
+def check_layer(graph: EgoGraph, world: int, method: str, options: dict) -> None:
+    torch.manual_seed(1)
+    whole = DCMsgPassing(5, 4, 2, **options).double()
+    split = DCMsgPassing(5, 4, 2, **options).double()
+    split.load_state_dict(whole.state_dict())
+    x = torch.randn(graph.num_nodes, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(graph.num_nodes, 5, dtype=torch.float64)
+    expected = whole(x, graph)
+    (expected * weight).sum().backward()
+
+    part = make_part(graph, owners(graph, world, method), dist.get_rank())
+    topology = PartTopology(part)
+    own = x.detach()[part.own].requires_grad_()
+    out = split(own, topology)
+    (out * weight[part.own]).sum().backward()
+    torch.testing.assert_close(out, expected[part.own], **TOLERANCE)
+    torch.testing.assert_close(own.grad, x.grad[part.own], **TOLERANCE)
+    launch.sum_gradients(split.parameters())
+    for (name, left), right in zip(whole.named_parameters(), split.parameters(), strict=True):
+        if left.grad is None:
+            assert right.grad is None, name
+        else:
+            torch.testing.assert_close(right.grad, left.grad, **TOLERANCE, msg=name)
+    for left, right in zip(whole.buffers(), split.buffers(), strict=True):
+        torch.testing.assert_close(right, left, **TOLERANCE)
+
+    # Two exchanges a layer in forward and in backward, and what they carry: F numbers for a halo row.
+    traffic = topology.halo.traffic
+    rows = [torch.tensor([part.halo_rows.numel()]) for _ in range(2)]
+    dist.all_reduce(rows[0])
+    sent = torch.tensor([traffic.bytes["gather"]])
+    dist.all_reduce(sent)
+    channels, exchanges = 5 * 2 * 2, 2  # two layers, forward and backward; and two exchanges of a factor
+    assert int(sent) == 8 * int(rows[0]) * (channels + exchanges - 1)
+
+
+def check_transport() -> None:
+    """The sharded problem with rows that are far apart, in every cost scale."""
+    graph = graphs()["undirected"]
+    topology = PartTopology(make_part(graph, owners(graph, dist.get_world_size(), "hash"), dist.get_rank()))
+    nodes = topology.part.own
+    torch.manual_seed(2)
+    z = (10 * torch.randn(40, 3, dtype=torch.float64)).requires_grad_()
+    centroids = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(40, 4, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    for scale in ("none", "mean", "max"):
+        for iters in (1, 4, None):
+            assign, clusters = reference.global_sinkhorn(z, centroids, 0.5, iters, scale)
+            loss = (assign * weights[0]).sum() + (clusters * weights[1]).sum()
+            wanted = torch.autograd.grad(loss, (z, centroids))
+            own = z.detach()[nodes].requires_grad_()
+            assign_here, clusters_here = sharded_sinkhorn(own, centroids, topology.rows, 0.5, iters, scale)
+            torch.testing.assert_close(assign_here, assign[nodes], **TOLERANCE)
+            torch.testing.assert_close(clusters_here, clusters, **TOLERANCE)
+            # The clusters are on all ranks; each holds a share of what they are worth.
+            share = (clusters_here * weights[1]).sum() / dist.get_world_size()
+            grads = torch.autograd.grad((assign_here * weights[0][nodes]).sum() + share, (own, centroids))
+            torch.testing.assert_close(grads[0], wanted[0][nodes], rtol=1e-8, atol=1e-8)
+            total = sum_over_ranks(grads[1], topology.halo)
+            torch.testing.assert_close(total, wanted[1], rtol=1e-8, atol=1e-8)
+
+
+def check_helpers(world: int) -> None:
+    rank, device = dist.get_rank(), torch.device("cpu")
+    assert launch.any_rank(rank == world - 1, device)
+    assert not launch.any_rank(False, device)
+    assert launch.sum_of_ranks(1.5, device) == 1.5 * world
+    gathered = launch.gather_rows(torch.full((rank, 2), float(rank)))
+    if rank == 0:
+        assert gathered is not None
+        assert gathered[:, 0].tolist() == [float(r) for r in range(world) for _ in range(r)]
+    assert launch.broadcast_object({"rank": rank}, device) == {"rank": 0}
+
+
+def check_training(folder: Path, world: int) -> None:
+    """20 steps against those of one process, with both further losses; a resume from its checkpoint."""
+    wanted = torch.load(folder / "expected.pt", weights_only=True)
+    data = problem()
+    model = model_for(data)
+    share = GraphShare.of(data, "auto")
+    assert share.x.size(0) < data.num_nodes or world == 1
+    result = train(model, share, CONFIG)
+    for name in ("loss", "val_loss", "val_metric"):
+        torch.testing.assert_close(
+            torch.tensor(getattr(result.history, name), dtype=torch.float64), wanted[name], **TOLERANCE
+        )
+    assert result.test_metric == wanted["test_metric"]
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, wanted["weights"][name], **TOLERANCE)
+    model = model_for(data)
+    resumed = train(model, share, CONFIG, checkpoint=folder / "half.pt", resume=True)
+    torch.testing.assert_close(
+        torch.tensor(resumed.history.loss, dtype=torch.float64), wanted["loss"], **TOLERANCE
+    )
+
+
+def check_data_parallel(folder: Path, world: int) -> None:
+    """Ranks end with the same weights; whole neighbourhoods and whole batches give the step of one process."""
+    data = problem()
+    torch.manual_seed(0)
+    model = DCGNN(data.num_features, 8, data.num_classes, 6, num_layers=1).double()
+    path = folder / f"ddp{world}.pt"
+    result = train(
+        model, data, replace(CONFIG, epochs=3), batches=BATCHES, checkpoint=path, checkpoint_every=1
+    )
+    assert len(result.history.loss) == 3
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    total = flat.clone()
+    dist.all_reduce(total)
+    torch.testing.assert_close(total, world * flat)
+    # Scores are those of the whole graph on one process.
+    logits = model.inference(data.x, data.edge_index)
+    right = (logits.argmax(1) == data.y)[data.test_mask].double().mean()
+    assert result.test_metric == pytest.approx(float(right), abs=1e-12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process computes, for the ranks to compare with."""
+    path = tmp_path_factory.mktemp("ranks")
+    data = problem()
+    model = model_for(data)
+    train(model, data, replace(CONFIG, epochs=10), checkpoint=path / "half.pt", checkpoint_every=10)
+    model = model_for(data)
+    result = train(model, data, CONFIG)
+    history = {
+        name: torch.tensor(getattr(result.history, name), dtype=torch.float64)
+        for name in ("loss", "val_loss", "val_metric")
+    }
+    expected = {**history, "test_metric": result.test_metric, "weights": model.state_dict()}
+    torch.save(expected, path / "expected.pt")
+    return path
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_ranks_compute_what_one_process_computes(world, folder):
+    multiprocessing.spawn(work, (world, str(folder)), world)
+
+
+def test_resume_of_a_data_parallel_run_on_one_process(folder):
+    """After the ranks: their checkpoint, continued here."""
+    path = folder / "ddp2.pt"
+    if not path.is_file():
+        pytest.skip("the run on 2 ranks was not selected")
+    assert load_checkpoint(path)["epoch"] == 3
+    data = problem()
+    model = DCGNN(data.num_features, 8, data.num_classes, 6, num_layers=1).double()
+    result = train(model, data, replace(CONFIG, epochs=5), batches=BATCHES, checkpoint=path, resume=True)
+    assert result.epochs == 5
+
+
+GRAPH = "minesweeper-synthetic:rows=14,cols=14"
+OPTIONS = ["--hidden", "8", "--layers", "1", "--dropout", "0", "--quiet"]
+
+
+def torchrun(arguments: list[str], *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
+    port = 20000 + os.getpid() % 20000
+    command += ["--master-port", str(port), "-m", "dcgnn", "train", GRAPH, *OPTIONS, *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def kill_rank(parent: subprocess.Popen, rank: int) -> None:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent.pid)], capture_output=True, text=True)
+    for pid in map(int, listed.stdout.split()):
+        if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            os.kill(pid, signal.SIGKILL)
+            return
+    raise AssertionError(f"no rank {rank} among the processes of torchrun")
+
+
+def wait_for_epoch(path: Path, epoch: int, process: subprocess.Popen) -> None:
+    for _ in range(2400):
+        if path.is_file() and load_checkpoint(path)["epoch"] >= epoch:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    raise AssertionError("training does not get on")
+
+
+def losses(path: Path) -> torch.Tensor:
+    return torch.tensor(json.loads(path.read_text())["runs"][0]["history"]["loss"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds ranks by /proc")
+def test_a_killed_rank_leaves_a_checkpoint_and_a_restart_goes_on(tmp_path, capfd):
+    epochs = ["--epochs", "60", "--patience", "60"]
+    alone, spread, path = tmp_path / "alone.json", tmp_path / "spread.json", tmp_path / "run.pt"
+    assert main(["train", GRAPH, *OPTIONS, *epochs, "--json", str(alone)]) == 0
+
+    saving = ["--partition", "--checkpoint", str(path), "--checkpoint-every", "5", *epochs]
+    process = torchrun(saving, "--max-restarts", "0")
+    wait_for_epoch(path, 5, process)
+    kill_rank(process, 1)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "dcgnn[rank 0]: rank 0 of 2 lost another rank" in errors
+    reached = load_checkpoint(path)["epoch"]
+    assert 5 <= reached < 60
+    # On one process, from what the two have left.
+    resumed = tmp_path / "resumed.json"
+    assert (
+        main(
+            ["train", GRAPH, *OPTIONS, *epochs, "--checkpoint", str(path), "--resume", "--json", str(resumed)]
+        )
+        == 0
+    )
+    torch.testing.assert_close(losses(resumed), losses(alone), rtol=1e-3, atol=1e-4)
+
+    path.unlink()
+    process = torchrun([*saving, "--json", str(spread)], "--max-restarts", "1")
+    wait_for_epoch(path, 5, process)
+    kill_rank(process, 0)
+    out, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert out.count("test roc_auc") == 1
+    # The curve of one process, rounding of float32 aside, through a lost rank and a restart.
+    torch.testing.assert_close(losses(spread), losses(alone), rtol=1e-3, atol=1e-4)
+
+
+def test_ranks_must_share_work(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", GRAPH]) == 2
+    assert "choose --loader neighbor (data parallel) or --partition" in capsys.readouterr().err
+    assert main(["train", GRAPH, "--loader", "neighbor", "--partition"]) == 2
+    assert "cannot be joined" in capsys.readouterr().err
+
+
+def test_a_partition_needs_ranks(capsys):
+    assert main(["train", GRAPH, "--partition"]) == 2
+    assert "--partition needs several ranks: torchrun" in capsys.readouterr().err
+
+
+def test_mini_batches_from_the_command_line(tmp_path, capsys):
+    path = tmp_path / "out.json"
+    options = ["--epochs", "2", "--loader", "neighbor", "--num-neighbors", "4,-1", "--batch-size", "20"]
+    assert main(["train", GRAPH, *OPTIONS, *options, "--json", str(path)]) == 0
+    assert len(losses(path)) == 2
+    for wrong in (["--num-neighbors", "0"], ["--batch-size", "0"], ["--adjacency-embedding"]):
+        assert main(["train", GRAPH, *OPTIONS, *options, *wrong]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
