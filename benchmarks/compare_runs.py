@@ -1,6 +1,6 @@
 """Loss curves and test metrics of several ``dcgnn train --json`` files, side by side.
 
-    python benchmarks/compare_runs.py one.json parts.json ddp.json
+python benchmarks/compare_runs.py one.json parts.json ddp.json
 """
 
 from __future__ import annotations

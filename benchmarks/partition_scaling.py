@@ -70,14 +70,22 @@ def work(rank: int, world: int, arguments: argparse.Namespace, method: str, fold
     dist.all_reduce(longest, op=dist.ReduceOp.MAX)
     if rank == 0:
         by_layer = (sent.double() / arguments.layers / 1024).tolist()
-        row = [str(world), method, f"{1000 * longest.item():.1f}", f"{100 * cut:.1f}", f"{100 * halo.item():.0f}"]
+        row = [
+            str(world),
+            method,
+            f"{1000 * longest.item():.1f}",
+            f"{100 * cut:.1f}",
+            f"{100 * halo.item():.0f}",
+        ]
         row += [f"{value:.1f}" for value in by_layer] + [str(calls // arguments.layers)]
         torch.save(row, f"{folder}/row.pt")
     dist.destroy_process_group()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", default="1,2", help="numbers of ranks (default: 1,2)")
     parser.add_argument("--methods", default="auto,hash", help="cuts to compare (default: auto,hash)")
     parser.add_argument("--nodes", type=int, default=20000)
@@ -104,7 +112,9 @@ def main() -> None:
         "KiB all-reduce",
         "calls",
     ]
-    print(f"{arguments.nodes} nodes, {arguments.edges} edges, {arguments.channels} channels, {os.cpu_count()} cores;")
+    print(
+        f"{arguments.nodes} nodes, {arguments.edges} edges, {arguments.channels} channels, {os.cpu_count()} cores;"
+    )
     print("forward and backward; KiB and calls of the busiest rank for one layer")
     print(format_table(header, rows, numeric=True))
 

@@ -42,7 +42,9 @@ def row(ranks: int, given: argparse.Namespace) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--slot-ns", type=float, required=True, help="measured ns a slot, forward + backward")
     parser.add_argument("--halo-share", type=float, default=0.3, help="halo rows by own rows at 2 ranks, ·2")
     parser.add_argument("--link-gb", type=float, default=50.0, help="GB/s that a rank sends (default: 50)")

@@ -49,7 +49,9 @@ def cluster_scatter(assign: Tensor, clusters: Tensor, graph: EgoGraph) -> Tensor
     return torch.ops.dcgnn.cluster_scatter(assign, clusters, *graph.arrays())
 
 
-def _fake(assign: Tensor, clusters: Tensor, rowptr: Tensor, member: Tensor, colptr: Tensor, *_: Any) -> Tensor:
+def _fake(
+    assign: Tensor, clusters: Tensor, rowptr: Tensor, member: Tensor, colptr: Tensor, *_: Any
+) -> Tensor:
     return clusters.new_empty(colptr.size(0) - 1, clusters.size(2))
 
 

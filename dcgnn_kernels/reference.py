@@ -207,7 +207,9 @@ def converged_potential(logits: Tensor, segments: Segments, tol: float, max_iter
     """
     with torch.no_grad():
         g = logits.new_zeros(segments.num_problems, logits.size(1))
-        span = float(segments.max((logits.amax(1) - logits.amin(1))[:, None]).max()) if logits.numel() else 0.0
+        span = (
+            float(segments.max((logits.amax(1) - logits.amin(1))[:, None]).max()) if logits.numel() else 0.0
+        )
         for halvings in range(max(0, math.ceil(math.log2(span / 8))) if span > 8 else 0, 0, -1):
             g = 2 * balance(logits * 0.5**halvings, g, segments, tol, 8)
         g = balance(logits, g, segments, tol, max_iters)

@@ -177,7 +177,11 @@ def sampled_graph(num_nodes: int = 40) -> Data:
     return Data(x=torch.randn(num_nodes, 4, dtype=torch.float64), edge_index=edge_index)
 
 
-@given(case=random_graphs(), limits=st.lists(st.sampled_from([1, 2, -1]), min_size=1, max_size=3), seed=st.integers(0, 9))
+@given(
+    case=random_graphs(),
+    limits=st.lists(st.sampled_from([1, 2, -1]), min_size=1, max_size=3),
+    seed=st.integers(0, 9),
+)
 def test_sampled_edges_exist_and_keep_the_limits(case, limits, seed):
     edge_index, num_nodes = case
     if num_nodes == 0:
@@ -251,7 +255,10 @@ def test_induced_subgraphs_as_of_cluster_and_saint_loaders():
 def test_inference_in_chunks_is_the_forward(chunk_size):
     data = sampled_graph()
     directed = torch.cat([data.edge_index[:, :30], awkward()[0]], dim=1)
-    for options in ({}, {"num_local": 3, "ego_readout": True, "norm": "batch", "mass": "paper", "aggr": "mean"}):
+    for options in (
+        {},
+        {"num_local": 3, "ego_readout": True, "norm": "batch", "mass": "paper", "aggr": "mean"},
+    ):
         model = DCGNN(4, 6, 2, 4, num_layers=3, transform="per-cluster", **options).double()
         model(data.x, data.edge_index)
         expected = model.eval()(data.x, directed)

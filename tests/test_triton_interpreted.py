@@ -76,7 +76,10 @@ def test_local_sinkhorn(shape, dtype, num_local, num_channels, num_iters, cost_s
 def test_graphs_of_a_batch_as_egos(shape, num_clusters):
     batch = torch.tensor([1, 0, 1, 1, 2, 1, 0, 1, 1, 1, 1, 1])
     graphs = EgoGraph.from_batch(batch)
-    z, centroids = torch.randn(12, 5, dtype=torch.float64), torch.randn(3, num_clusters, 5, dtype=torch.float64)
+    z, centroids = (
+        torch.randn(12, 5, dtype=torch.float64),
+        torch.randn(3, num_clusters, 5, dtype=torch.float64),
+    )
     close(
         lambda z, c: dcgnn_kernels.global_sinkhorn(z, c, 0.7, 2, "max", batch=batch),
         lambda z, c: reference.global_sinkhorn(z, c, 0.7, 2, "max", batch=batch),

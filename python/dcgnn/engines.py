@@ -65,7 +65,9 @@ class FullBatch:
         """The loss of every step of an epoch; its gradient is taken before the next one."""
         yield self._loss(self.model, self.data.x, self.graph, self.data.y, self.data.train_mask)
 
-    def _loss(self, model: nn.Module, x: Tensor, graph: Any, y: Tensor, mask: Tensor, **change: Any) -> Tensor:
+    def _loss(
+        self, model: nn.Module, x: Tensor, graph: Any, y: Tensor, mask: Tensor, **change: Any
+    ) -> Tensor:
         state = None
         if self.config.needs_state:
             logits, state = model(x, graph, return_state=True)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch_geometric.nn import BatchNorm
 
 from dcgnn.distributed.halo import Halo, sum_over_ranks
-from dcgnn.partition import Part
 from dcgnn.distributed.transport import ShardedRows, sharded_sinkhorn
 from dcgnn.nn.topology import Topology
+from dcgnn.partition import Part
 
 
 class PartTopology(Topology):

@@ -16,7 +16,7 @@ from dcgnn.nn.checks import check_choice, check_count, check_features, check_fin
 from dcgnn.nn.messages import ClusterMessage, NodeBlock
 from dcgnn.nn.objective import ClusterObjective, clustering_objective
 from dcgnn.nn.topology import BatchTopology, Topology, as_topology
-from dcgnn_kernels import EgoGraph, local_sinkhorn
+from dcgnn_kernels import local_sinkhorn
 
 COST_SCALES = ("none", "mean", "max")
 
