@@ -112,9 +112,8 @@ def main() -> None:
         "KiB all-reduce",
         "calls",
     ]
-    print(
-        f"{arguments.nodes} nodes, {arguments.edges} edges, {arguments.channels} channels, {os.cpu_count()} cores;"
-    )
+    sizes = f"{arguments.nodes} nodes, {arguments.edges} edges, {arguments.channels} channels"
+    print(f"{sizes}, {os.cpu_count()} cores;")
     print("forward and backward; KiB and calls of the busiest rank for one layer")
     print(format_table(header, rows, numeric=True))
 

@@ -1,4 +1,4 @@
-"""Ranks compute what one process computes: layers, gradients, 20 steps of training; lost ranks and restarts."""
+"""Ranks compute what one process computes: layers, gradients, 20 steps; lost ranks and restarts."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def check_training(folder: Path, world: int) -> None:
 
 
 def check_data_parallel(folder: Path, world: int) -> None:
-    """Ranks end with the same weights; whole neighbourhoods and whole batches give the step of one process."""
+    """Ranks end with the same weights, and score as one process does."""
     data = problem()
     torch.manual_seed(0)
     model = DCGNN(data.num_features, 8, data.num_classes, 6, num_layers=1).double()

@@ -303,7 +303,7 @@ def make_engine(
     graph: Any = None,
     batches: BatchConfig | None = None,
 ) -> FullBatch:
-    """The engine for this data: a share is trained by all ranks together, ``batches`` ask for mini-batches."""
+    """The engine for this data: a share is trained by all ranks together; ``batches`` ask for batches."""
     if isinstance(data, GraphShare):
         if batches is not None:
             raise ValueError("a partitioned graph is trained as a whole, not in mini-batches")

@@ -105,7 +105,8 @@ def sharded_batch_norm(norm: torch.nn.BatchNorm1d, x: Tensor, num_nodes: int, ha
     centred = x - mean
     variance = sum_over_ranks(centred.square().sum(0), halo) / num_nodes
     if norm.track_running_stats:
-        assert norm.running_mean is not None and norm.running_var is not None
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
         with torch.no_grad():
             assert norm.num_batches_tracked is not None
             norm.num_batches_tracked += 1
