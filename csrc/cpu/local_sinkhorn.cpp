@@ -86,7 +86,7 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
       note(own.batch.solve([&](int64_t ego) { solve_pair(own.solver, ego); }));
     };
     for_each_segment(
-        egos.rowptr, egos.graph.num_nodes, executor,
+        egos.rowptr, egos.graph.num_egos, executor,
         [&] { return PairSolvers<T>{{transport, serial}, PairBatch<T>(transport)}; },
         [&](PairSolvers<T>& own, int64_t ego) {
           if (!PairBatch<T>::takes(transport, egos.size(ego))) {

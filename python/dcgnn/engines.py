@@ -142,7 +142,7 @@ class MiniBatches(FullBatch):
         self.graph = graph.to(self.device)
 
     def losses(self, epoch: int) -> Iterator[Tensor]:
-        self.loader.sampler.set_epoch(epoch)  # type: ignore[union-attr]
+        self.loader.sampler.set_epoch(epoch)
         for batch in self.loader:
             batch = batch.to(self.device)
             seeds = torch.arange(batch.num_nodes, device=self.device) < batch.batch_size

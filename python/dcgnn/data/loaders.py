@@ -35,7 +35,7 @@ class InMemoryNeighborSampler(BaseSampler):
         self.pointer = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         self.num_nodes = num_nodes
 
-    def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:  # type: ignore[override]
+    def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
         """The seeds first, then the nodes of every hop; edges end at nodes of the hops before."""
         seeds = inputs.node
         position = torch.full((self.num_nodes,), -1)
