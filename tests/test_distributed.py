@@ -205,6 +205,16 @@ def check_data_parallel(folder: Path, world: int) -> None:
         model, data, replace(CONFIG, epochs=3), batches=BATCHES, checkpoint=path, checkpoint_every=1
     )
     assert len(result.history.loss) == 3
+    # On as many ranks, dropout and samples included, the bits of a run that was never interrupted.
+    curves = []
+    for epochs, resume in ((2, False), (4, True), (4, False)):
+        torch.manual_seed(0)
+        other = DCGNN(data.num_features, 8, data.num_classes, 6, num_layers=1, dropout=0.3).double()
+        target = folder / f"{'whole' if (epochs, resume) == (4, False) else 'parts'}{world}.pt"
+        options = {"checkpoint": target, "checkpoint_every": 1, "resume": resume}
+        run = train(other, data, replace(CONFIG, epochs=epochs), batches=BATCHES, **options)
+        curves.append(run.history.loss)
+    assert curves[1] == curves[2]
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     total = flat.clone()
     dist.all_reduce(total)

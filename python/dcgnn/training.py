@@ -354,9 +354,10 @@ class TrainingRun:
             # The epoch keeps the draws from starting over.
             torch.manual_seed((self.config.seed + 1_000_003 * rank + 7919 * self.epoch) % 2**63)
             return
-        torch.set_rng_state(states[0][rank])
+        # Copies: torch 2.13 reads a row of a larger tensor from the wrong place.
+        torch.set_rng_state(states[0][rank].clone())
         if kinds == 2:
-            torch.cuda.set_rng_state(states[1][rank], device)
+            torch.cuda.set_rng_state(states[1][rank].clone(), device)
 
     def restore(self, path: Path, identity: Mapping[str, Any]) -> None:
         """Continue where the checkpoint at ``path`` ends; only rank 0 reads it."""
