@@ -169,7 +169,8 @@ Gradients backward(const Problems& problems, const OptionalTensor& grad_assign_,
       centroids ? empty_output(clusters_shape, z.options()) : empty_output({0}, z.options());
   if (z.size(0) == 0) return {grad_z, grad_centroids.zero_()};
   at::Tensor coefficients =
-      empty_output({num_slots, cpu::slot_coefficients(transport)}, z.options().dtype(wide));
+      empty_output({cpu::num_coefficients(transport, num_slots, problems.num_problems())},
+                   z.options().dtype(wide));
   at::Tensor table =
       empty_output({problems.num_problems(), cpu::table_rows(transport), z.size(1)}, z.options());
   const cpu::SinkhornBackward call{transport,

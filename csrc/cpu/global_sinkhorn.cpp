@@ -44,12 +44,13 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   const T* grad_clusters = static_cast<const T*>(call.grad_clusters);
   T* grad_centroids = static_cast<T*>(call.grad_centroids);
   A* coefficients = static_cast<A*>(call.coefficients);
+  A* scale_weight = coefficients + 2 * call.num_nodes;  // K = 2 only
   T* table = static_cast<T*>(call.table);
   const bool pair = clusters == 2;
   if (pair) {
     PairSolver<T> solver(call.transport, executor);
     solver.backward(rows, call.num_nodes, {centroids, nullptr}, potentials, grad_assign,
-                    grad_clusters, coefficients, table, grad_centroids, nullptr);
+                    grad_clusters, coefficients, scale_weight, table, grad_centroids, nullptr);
   } else {
     TransportSolver<T> solver(call.transport, executor);
     solver.backward(rows, call.num_nodes, centroids, potentials, grad_assign, grad_clusters,
@@ -64,9 +65,8 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
     const int64_t last = end * kBlockRows < call.num_nodes ? end * kBlockRows : call.num_nodes;
     for (int64_t node = begin * kBlockRows; node < last; ++node) {
       if (pair) {
-        gather_pair_gradient(OneProblem{}, node, node + 1, channels,
-                             pair_coefficients(call.transport), coefficients, table,
-                             z + node * channels, centroids, 0, sums);
+        gather_pair_gradient(OneProblem{}, node, node + 1, channels, coefficients, scale_weight,
+                             table, z + node * channels, centroids, 0, sums);
       } else {
         gather(OneProblem{}, node, node + 1, clusters, channels, coefficients, z + node * channels,
                centroids, grad_clusters, sums);

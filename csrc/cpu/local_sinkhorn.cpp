@@ -124,7 +124,7 @@ template <class T>
 void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
   using A = Acc<T>;
   const Transport& transport = call.transport;
-  const int64_t channels = transport.channels, width = pair_coefficients(transport);
+  const int64_t channels = transport.channels;
   const int64_t steps = transport.num_iters == 0 ? 1 : transport.num_iters;
   const Egos<T> egos{GraphView(*call.graph)};
   const T* z = static_cast<const T*>(call.z);
@@ -132,19 +132,20 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
   const T* grad_assign = static_cast<const T*>(call.grad_assign);
   const T* grad_clusters = static_cast<const T*>(call.grad_clusters);
   A* coefficients = static_cast<A*>(call.coefficients);
+  A* scale_weights = coefficients + 2 * egos.graph.num_slots;
   T* table = static_cast<T*>(call.table);
   T* grad_z = static_cast<T*>(call.grad_z);  // at first what a fresh ego's own row gets
   const bool fresh = centroids == nullptr;
   egos.template for_each<PairSolver<T>>(transport, executor, [&](auto& solver, int64_t ego) {
     const int64_t begin = egos.rowptr[ego];
-    solver.backward(egos.rows(z, channels, ego), egos.size(ego),
-                    egos.start(z, centroids, channels, ego),
-                    static_cast<const A*>(call.potentials) + ego * steps * 2,
-                    grad_assign == nullptr ? nullptr : grad_assign + begin * 2,
-                    grad_clusters == nullptr ? nullptr : grad_clusters + ego * 2 * channels,
-                    coefficients + begin * width, table + ego * kPairRows * channels,
-                    fresh ? nullptr : static_cast<T*>(call.grad_centroids) + ego * 2 * channels,
-                    grad_z + ego * channels);
+    solver.backward(
+        egos.rows(z, channels, ego), egos.size(ego), egos.start(z, centroids, channels, ego),
+        static_cast<const A*>(call.potentials) + ego * steps * 2,
+        grad_assign == nullptr ? nullptr : grad_assign + begin * 2,
+        grad_clusters == nullptr ? nullptr : grad_clusters + ego * 2 * channels,
+        coefficients + begin * 2, scale_weights + ego, table + ego * kPairRows * channels,
+        fresh ? nullptr : static_cast<T*>(call.grad_centroids) + ego * 2 * channels,
+        grad_z + ego * channels);
   });
   const T* first_centroids = fresh ? z : centroids;
   const int64_t first_stride = fresh ? channels : 2 * channels;
@@ -152,10 +153,10 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
       egos.graph, channels, executor,
       [=](int64_t ego, int64_t slot) {
         prefetch_row(table + ego * kPairRows * channels, kPairRows * channels);
-        prefetch_line(coefficients + slot * width);
+        prefetch_line(coefficients + slot * 2);
       },
       [&](const auto& entries, int64_t node, int64_t begin, int64_t end, A* sums) {
-        gather_pair_gradient(entries, begin, end, channels, width, coefficients, table,
+        gather_pair_gradient(entries, begin, end, channels, coefficients, scale_weights, table,
                              z + node * channels, first_centroids, first_stride, sums);
       },
       [&](int64_t node, A* sums) {

@@ -69,8 +69,8 @@ void write_fresh_clusters(const A* mean, const A* neighbour_sum, const T* own, c
 // What one problem leaves for the gather over the transpose: kPairRows rows of the storage type,
 //   U = dC_min - S_min/S_max dC_max,   d,   V = dC_max / S_max + (gradient of c_2) / (n - 1) if
 //   fresh,
-// and pair_coefficients() numbers for every slot, Q_min, -2 dM_u2 and, with a cost scale, 2 (dM_u1
-// + dM_u2).
+// for every slot Q_min and -2 dM_u2, and one number w: 2 (dM_u1 + dM_u2), which a cost scale gives
+// to some slots, all the same to each of them. The sign of Q_min marks those slots.
 
 template <class T>
 class PairSolver {
@@ -111,8 +111,8 @@ class PairSolver {
   // grad_assign and grad_clusters may be null. Given centroids: grad_centroids [2, F]. Fresh ones:
   // own_gradient [F], what the ego's own row gets beyond its share in the gather.
   void backward(const Rows& rows, int64_t num_rows, const PairStart<T>& start, const A* potentials,
-                const T* grad_assign, const T* grad_clusters, A* coefficients, T* table,
-                T* grad_centroids, T* own_gradient) {
+                const T* grad_assign, const T* grad_clusters, A* coefficients, A* scale_weight,
+                T* table, T* grad_centroids, T* own_gradient) {
     problem_.reset(num_rows, /*backward=*/true);
     find_axis(rows, start);
     const CostState<A> state = fill_logits<true>(rows);
@@ -130,6 +130,7 @@ class PairSolver {
     A* grad_first = sums_.reserve(3 * channels);  // gradients of c_1 and c_2
     A* grad_second = grad_first + channels;
     write_coefficients(state, scale, smaller_cluster(sums), coefficients);
+    *scale_weight = scale.everywhere != 0 ? A(2) * scale.everywhere : scale.at_maximum;
     centroid_gradients(rows, state, scale, grad_first, grad_second);
 
     const int small = smaller_cluster(sums), large = 1 - small;
@@ -372,27 +373,27 @@ class PairSolver {
   // values: ds becomes 2 lam/scale ds, which is 2 dM_u2 = -2 dM_u1 apart from the scale's gradient.
   void write_coefficients(const CostState<A>& state, const ScaleGradient& scale, int small,
                           A* coefficients) {
-    const int64_t stride = problem_.stride(), width = pair_coefficients(transport_);
+    const int64_t stride = problem_.stride();
+    const A mark = scale.everywhere != 0 ? A(-1) : A(1);
     const A lam = static_cast<A>(transport_.lam);
     const A factor = state.scale > 0 ? limit_gradient(A(2) * lam / state.scale) : A(0);
     problem_.for_each_block([&](int64_t block) {
       const A* weights = problem_.weights(block) + small * stride;
       A* values = problem_.values(block);
-      A* out = coefficients + block * kBlockRows * width;
+      A* out = coefficients + block * kBlockRows * 2;
       const int64_t count = problem_.block_rows(block);
       for_each_vector<A>(count, [&](int64_t u, Mask<A>) {
         store(values + u, clamp_logit<A>(load(values + u) * factor));
       });
       for (int64_t u = 0; u < count; ++u) {
-        out[u * width] = weights[u];
-        out[u * width + 1] = -values[u] - scale.everywhere;
-        if (width == 3) out[u * width + 2] = A(2) * scale.everywhere;
+        out[u * 2] = mark * weights[u];
+        out[u * 2 + 1] = -values[u] - scale.everywhere;
       }
     });
     if (state.max_row >= 0 && scale.at_maximum != 0) {
-      A* out = coefficients + state.max_row * width;
+      A* out = coefficients + state.max_row * 2;
       if (state.max_cluster == 1) out[1] = limit_gradient(out[1] - scale.at_maximum);
-      out[2] = scale.at_maximum;
+      out[0] = -out[0];
     }
   }
 
@@ -465,12 +466,13 @@ extern template class PairSolver<float>;
 extern template class PairSolver<double>;
 extern template class PairSolver<BFloat16>;
 
-// grad_z of a node: the sum over its entries of Q U + m d + V, and w (z_i - c_1) where the scale's
-// gradient is not 0. first_centroids[problem * first_stride] is c_1.
+// grad_z of a node: the sum over its entries of Q U + m d + V, and w (z_i - c_1) in marked slots.
+// first_centroids[problem * first_stride] is c_1.
 template <class T, class Entries>
 void gather_pair_gradient(const Entries& entries, int64_t begin, int64_t end, int64_t channels,
-                          int64_t width, const Acc<T>* coefficients, const T* table, const T* z_row,
-                          const T* first_centroids, int64_t first_stride, Acc<T>* out) {
+                          const Acc<T>* coefficients, const Acc<T>* scale_weights, const T* table,
+                          const T* z_row, const T* first_centroids, int64_t first_stride,
+                          Acc<T>* out) {
   using A = Acc<T>;
   for_each_slice<A, kSliceVectors>(channels, [&](auto slice) {
     constexpr int NV = decltype(slice)::kVectors;
@@ -478,17 +480,18 @@ void gather_pair_gradient(const Entries& entries, int64_t begin, int64_t end, in
     for (int64_t k = begin; k < end; ++k) {
       if (slice.first == 0) entries.prefetch(k);
       const int64_t problem = entries.problem(k);
-      const A* coefficient = coefficients + entries.slot(k) * width;
+      const A* coefficient = coefficients + entries.slot(k) * 2;
       const T* rows = table + problem * kPairRows * channels;
-      const A plan = coefficient[0], slope = coefficient[1];
+      const A plan = std::fabs(coefficient[0]), slope = coefficient[1];
       for (int v = 0; v < NV; ++v) {
         acc[v] += plan * slice.load(rows, v) + slice.load(rows + 2 * channels, v);
         acc[v] += slope * slice.load(rows + channels, v);
       }
-      if (width == 3 && coefficient[2] != 0) {
+      if (std::signbit(coefficient[0])) {
         const T* first = first_centroids + problem * first_stride;
+        const A weight = scale_weights[problem];
         for (int v = 0; v < NV; ++v) {
-          acc[v] += coefficient[2] * (slice.load(z_row, v) - slice.load(first, v));
+          acc[v] += weight * (slice.load(z_row, v) - slice.load(first, v));
         }
       }
     }

@@ -74,14 +74,15 @@ struct Transport {
   int64_t max_iters;  // only to convergence
 };
 
-// What a backward keeps for its gather over the transpose: so many numbers (float, or double for
-// float64) for every slot, and so many rows of the storage type for every problem.
+// What a backward keeps for its gather over the transpose: numbers (float, or double for float64),
+// 2 K for every slot or, at K = 2, two for every slot and then one for every problem; and so many
+// rows of the storage type for every problem.
 constexpr int64_t kPairRows = 3;
-__attribute__((always_inline)) inline int64_t pair_coefficients(const Transport& transport) {
-  return transport.cost_scale == CostScale::kNone ? 2 : 3;
-}
-__attribute__((always_inline)) inline int64_t slot_coefficients(const Transport& transport) {
-  return transport.num_clusters == 2 ? pair_coefficients(transport) : 2 * transport.num_clusters;
+__attribute__((always_inline)) inline int64_t num_coefficients(const Transport& transport,
+                                                               int64_t num_slots,
+                                                               int64_t num_problems) {
+  return transport.num_clusters == 2 ? 2 * num_slots + num_problems
+                                     : 2 * transport.num_clusters * num_slots;
 }
 __attribute__((always_inline)) inline int64_t table_rows(const Transport& transport) {
   return transport.num_clusters == 2 ? kPairRows : 0;
@@ -112,7 +113,7 @@ struct SinkhornBackward {
   const void* z;
   const void* centroids;
   const void* potentials;
-  void* coefficients;  // scratch: [S, slot_coefficients()], global [N, ..]
+  void* coefficients;  // scratch: num_coefficients() numbers
   void* table;         // scratch: [egos, table_rows(), F], global [1, ..]
   void* grad_z;
   void* grad_centroids;  // null where centroids is

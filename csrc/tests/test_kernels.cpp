@@ -173,7 +173,7 @@ Results<T> run_sinkhorn(const Case& c, const cpu::Graph* graph, int64_t num_node
                                      out.potentials.data()};
   CHECK((graph == nullptr ? kernels.global_sinkhorn : kernels.local_sinkhorn)(forward, executor));
   const int64_t slots = static_cast<int64_t>(grad_assign.size()) / c.clusters;
-  std::vector<Wide<T>> coefficients(slots * cpu::slot_coefficients(transport));
+  std::vector<Wide<T>> coefficients(cpu::num_coefficients(transport, slots, problems));
   std::vector<T> table(problems * cpu::table_rows(transport) * c.channels);
   const cpu::SinkhornBackward backward{transport,
                                        Storage<T>::kType,
