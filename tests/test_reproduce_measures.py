@@ -20,8 +20,8 @@ from dcgnn.reproduce.resistance import (
     plain_laplacian,
     total_resistance,
 )
-from dcgnn.reproduce.tree import PerTreeMsgPassing
-from dcgnn_kernels import EgoGraph, global_sinkhorn
+from dcgnn.reproduce.tree import trees_as_graphs
+from dcgnn_kernels import EgoGraph
 
 PATH = to_undirected(torch.tensor([[0, 1, 2], [1, 2, 3]]))
 
@@ -95,25 +95,15 @@ def test_few_label_split():
         few_label_split(y, 0)
 
 
-def test_per_tree_global_problem_is_that_of_one_tree():
+def test_every_tree_is_a_graph_of_its_own():
     depth, size = 2, 7
     data = load_graph(f"tree-neighborsmatch:depth={depth},num_trees=3")
     torch.manual_seed(0)
-    layers = PerTreeMsgPassing(size, 4, 5, num_layers=2, alpha=0.7).double()
+    layers = DCMsgPassing(4, 5, num_layers=2, alpha=0.7).double()
     z = torch.randn(3 * size, 4, dtype=torch.float64)
-    assign, clusters = layers._assign(z.view(3, size, 4), layers.global_embedding.expand(3, -1, -1))
-    for tree in range(3):
-        part = z[tree * size : (tree + 1) * size]
-        expected = global_sinkhorn(part, layers.global_embedding, layers.lam, layers.global_iters)
-        assert torch.allclose(assign[tree], expected[0])
-        assert torch.allclose(clusters[tree], expected[1])
-
-    # The whole message passing of every tree is that of the plain layers on this tree alone.
-    plain = DCMsgPassing(4, 5, num_layers=2, alpha=0.7).double()
-    plain.load_state_dict(layers.state_dict())
-    together = layers(z, data.edge_index)
+    together = layers(z, trees_as_graphs(data, depth))
     for tree in range(3):
         nodes = slice(tree * size, (tree + 1) * size)
         mine = (data.edge_index[0] >= tree * size) & (data.edge_index[0] < (tree + 1) * size)
-        alone = plain(z[nodes], data.edge_index[:, mine] - tree * size)
+        alone = layers(z[nodes], data.edge_index[:, mine] - tree * size)
         assert torch.allclose(together[nodes], alone)
