@@ -105,7 +105,7 @@ def _job(context: Context, depth: int, model: str) -> Job:
         config = TrainConfig(seed=context.seed, **training)  # type: ignore[arg-type]
         net: nn.Module
         if model == "dcgnn":
-            net = DCGNN(channels, _HIDDEN, classes, classes, **options)  # type: ignore[arg-type]
+            net = DCGNN(channels, _HIDDEN, classes, classes, **options)
             result = train(net, data, config, graph=trees_as_graphs(data, depth)).to_dict()
         else:
             net = BASELINES[model](channels, _HIDDEN, classes, **options)
