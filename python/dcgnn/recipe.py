@@ -91,6 +91,10 @@ def build_model(
         hidden = arguments.pop("hidden_channels")
         return BASELINES[model](channels, hidden, classes, **arguments)
     if not arguments.get("num_global"):
-        # A multiple of the classes, so that the similarity loss can be switched on.
-        arguments["num_global"] = classes * max(1, round(8 / classes))
+        arguments["num_global"] = default_num_global(classes)
     return DCGNN(channels, out_channels=classes, **arguments)
+
+
+def default_num_global(classes: int) -> int:
+    """About eight: a multiple of the classes, so that the similarity loss can be switched on."""
+    return classes * max(1, round(8 / classes))

@@ -19,6 +19,7 @@ from dcgnn.reproduce import (
     homophily,
     resistance,
     runtime,
+    sensitivity,
     tree,
 )
 from dcgnn.reproduce.experiment import Context, Outcome, has_files, write_json
@@ -67,6 +68,13 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             "table: aggregator of the similarity loss",
             ablations.aggregator,
             classification.GRAPHS,
+        ),
+        Experiment(
+            "sensitivity",
+            "figure: sensitivity to λ, |Ω| and K",
+            sensitivity.run,
+            classification.GRAPHS,
+            needs_files=False,
         ),
         Experiment(
             "dirichlet-energy",

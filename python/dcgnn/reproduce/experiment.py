@@ -92,8 +92,9 @@ class Context:
         """The splits that were asked for, as far as the graph has them."""
         return [split for split in self.splits if split < num_splits(graph)]
 
-    def choose_graphs(self, possible: Sequence[str]) -> list[str]:
-        """The graphs that were asked for, else those of ``possible`` whose files are there.
+    def choose_graphs(self, possible: Sequence[str], otherwise: str | None = None) -> list[str]:
+        """The graphs that were asked for, else those of ``possible`` whose files are there, else the embedded
+        graph ``otherwise``.
 
         Raises:
             ValueError: If a graph is not one of ``possible``, or none is left.
@@ -104,6 +105,8 @@ class Context:
                     raise ValueError(f"--datasets: {graph!r} is not one of {', '.join(possible)}")
             return list(self.datasets)
         found = [graph for graph in possible if has_files(graph, self.data_root)]
+        if not found and otherwise is not None:
+            return [otherwise]
         if not found:
             raise ValueError(
                 f"no files of {', '.join(possible)} under {self.data_root or default_data_root()}; "
