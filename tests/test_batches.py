@@ -130,6 +130,19 @@ def test_a_batch_computes_every_graph_as_if_it_were_alone(options):
         state.layers[0].objective  # noqa: B018
 
 
+@pytest.mark.parametrize("mass", ["node", "paper"])
+def test_one_graph_in_many_batches(mass):
+    """What is kept between calls belongs to a batch, not to the place in memory where one stood."""
+    edge_index = torch.tensor([[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]])
+    graph, x = EgoGraph.from_edge_index(edge_index, 12), torch.randn(12, 4, dtype=torch.float64)
+    layer = DCMsgPassing(4, num_global=2, mass=mass).double()
+    for _ in range(20):
+        batch = torch.randint(0, 3, (6,)).repeat_interleave(2)
+        batch[:6] = torch.tensor([0, 0, 1, 1, 2, 2])
+        fresh = layer(x, edge_index, batch=batch)
+        torch.testing.assert_close(layer(x, graph, batch=batch), fresh, rtol=0, atol=0)
+
+
 def test_losses_of_a_batch_are_means_over_its_graphs():
     data, batch = disjoint_union()
     model = DCMsgPassing(4, 4).double()

@@ -155,6 +155,8 @@ class MiniBatches(FullBatch):
     def predict(self) -> Tensor:
         self.model.eval()
         if self.share is not None:
+            # Running statistics differ between ranks after a step; rank 0's model is scored and saved.
+            launch.broadcast_module(self.model)
             return self.model(self.share.x, self.share.topology)
         return self.model.inference(self.data.x, self.graph, self.batches.chunk_size)  # type: ignore[operator]
 

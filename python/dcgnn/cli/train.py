@@ -18,7 +18,7 @@ from dcgnn.cli.checks import check_writable, find_device
 from dcgnn.cli.graphs import describe_graphs
 from dcgnn.cli.info import environment
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
-from dcgnn.distributed.launch import Ranks, process_group
+from dcgnn.distributed.launch import Ranks, broadcast_object, process_group
 from dcgnn.engines import BatchConfig, GraphShare
 from dcgnn.partition import METHODS
 from dcgnn.presets import load_preset
@@ -88,7 +88,7 @@ def _add_scaling_options(group: argparse._ArgumentGroup) -> None:
         type=_numbers,
         default=(10, 10),
         metavar="N,N,...",
-        help="neighbours to sample, one number for each hop; -1: all (default: 10,10)",
+        help="neighbours to sample, one number for each hop; all: --num-neighbors=-1,-1 (default: 10,10)",
     )
     group.add_argument(
         "--batch-size", type=int, default=1024, metavar="N", help="training nodes of a batch (default: 1024)"
@@ -143,6 +143,8 @@ def _run(arguments: argparse.Namespace, ranks: Ranks, device: torch.device) -> N
     runs = [(split, seed) for split in splits for seed in seeds]
     paths = _checkpoint_paths(arguments, runs)
     resumable = {run for run, path in paths.items() if path.is_file()}
+    if ranks.launched:  # rank 0 alone reads and writes checkpoints
+        resumable = broadcast_object(resumable if ranks.is_main else None, device)
     # torchrun starts lost ranks anew: they go on from what was saved.
     resume = arguments.resume or (ranks.restarts > 0 and bool(resumable))
     if arguments.resume and not resumable:

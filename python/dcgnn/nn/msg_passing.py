@@ -227,13 +227,13 @@ class DCMsgPassing(torch.nn.Module):
             module.reset_parameters()
 
     def _factors(self, topology: Topology, dtype: torch.dtype) -> dict[str, Tensor]:
-        """What :func:`node_update` multiplies its parts by; kept as long as the graph lives."""
+        """What :func:`node_update` multiplies its parts by; kept as long as the graph or the batch lives."""
         if torch.compiler.is_compiling():
             return self._compute_factors(topology, dtype)
-        kept = _FACTORS.setdefault(topology.graph, {})
         # One graph can be in several batches, but only in one partition.
-        batch = id(topology) if isinstance(topology, BatchTopology) else None
-        key = (self.mass, self.gamma, self.aggr, self.alpha, self.beta, dtype, batch)
+        owner = topology.graphs if isinstance(topology, BatchTopology) else topology.graph
+        kept = _FACTORS.setdefault(owner, {})
+        key = (self.mass, self.gamma, self.aggr, self.alpha, self.beta, dtype)
         if key not in kept:
             kept[key] = self._compute_factors(topology, dtype)
         return kept[key]
