@@ -32,15 +32,24 @@ def chunked_propagate(layers: DCMsgPassing, x: Tensor, graph: EgoGraph, chunk_si
         total = torch.zeros_like(z)
         for number, part in enumerate(parts):
             share = None if global_assign is None else global_assign[part.nodes]
-            inputs = x[part.nodes], z[part.nodes], share, global_clusters, carried[number]
-            updated, _, carried[number], readout = layers._update(
+            inputs = x[part.nodes], z[part.nodes], share, global_clusters, _spread(part, carried[number])
+            updated, _, clusters, readout = layers._update(
                 index, *inputs, Topology(part.graph), factors[number]
             )
+            if layers.local_init == "carry" and clusters is not None:
+                carried[number] = clusters[part.own_rows]
             total.index_add_(0, part.nodes, updated)
             if readout is not None:
                 total.index_add_(0, part.own, readout[part.own_rows])
         z = block(total, z)
     return z
+
+
+def _spread(part: Part, own: Tensor | None) -> Tensor | None:
+    """Clusters of a part's own egos among those of all its rows; what stands at the halo is not read."""
+    if own is None:
+        return None
+    return own.new_zeros(part.nodes.numel(), *own.shape[1:]).index_copy(0, part.own_rows, own)
 
 
 def _factors_of(part: Part, whole: dict[str, Tensor]) -> dict[str, Tensor]:

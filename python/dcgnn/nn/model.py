@@ -141,7 +141,8 @@ class DCGNN(torch.nn.Module):
     @torch.no_grad()
     def inference(self, x: Tensor, edge_index: Any, chunk_size: int = 65536) -> Tensor:
         """Logits ``[N, C]`` of the whole graph as in evaluation mode, with all neighbours, layer by layer and
-        with at most ``chunk_size`` egos at a time: equal to one forward, with less working memory.
+        with at most ``chunk_size`` egos at a time: equal to one forward, but assignments and, unless they are
+        carried from layer to layer, clusters are in memory for one chunk alone.
         """
         was_training = self.training
         self.eval()
