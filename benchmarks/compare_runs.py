@@ -25,7 +25,7 @@ def main() -> None:
     rows.append(["largest difference", *(f"{value:.1e}" for value in largest)])
     metric = next(iter(runs.values()))["metric"]
     rows.append([f"test {metric}", *(f"{100 * run['test_metric']:.2f}" for run in runs.values())])
-    print(format_table(["", *runs], rows, numeric=True))
+    print(format_table(["", *runs], rows, words=1))
 
 
 if __name__ == "__main__":

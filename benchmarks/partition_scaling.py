@@ -115,7 +115,7 @@ def main() -> None:
     sizes = f"{arguments.nodes} nodes, {arguments.edges} edges, {arguments.channels} channels"
     print(f"{sizes}, {os.cpu_count()} cores;")
     print("forward and backward; KiB and calls of the busiest rank for one layer")
-    print(format_table(header, rows, numeric=True))
+    print(format_table(header, rows, words=2))
 
 
 if __name__ == "__main__":

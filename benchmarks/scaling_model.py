@@ -60,7 +60,7 @@ def main() -> None:
     print(", ".join(f"{name} {value}" for name, value in vars(given).items()))
     header = ["GPUs", "compute ms", "exchange ms", "global ms", "layer ms", "efficiency %", "GiB a GPU"]
     rows = [row(ranks, given) for ranks in (1, 2, 4, 8, 16, 32, 64)]
-    print(format_table(header, rows, numeric=True))
+    print(format_table(header, rows, words=1))
 
 
 if __name__ == "__main__":

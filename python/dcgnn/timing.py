@@ -39,6 +39,7 @@ def interleaved_samples(
     each_seconds: float | None = None,
     prepare: Mapping[str, Callable[[], object]] | None = None,
     after_run: Callable[[], object] | None = None,
+    on_error: Callable[[str, Exception], object] | None = None,
 ) -> dict[str, Samples]:
     """Seconds of each candidate, measured in turns.
 
@@ -54,6 +55,8 @@ def interleaved_samples(
             soon as it has one measured run.
         prepare: What some candidates need before every run; not measured.
         after_run: Called after every run, for a progress bar.
+        on_error: Called with the name of a candidate that raises, which is then left out; by default the
+            error is raised.
     """
     if rounds < 1:
         raise ValueError(f"rounds must be positive, got {rounds}")
@@ -73,15 +76,25 @@ def interleaved_samples(
     def sits_out(name: str) -> bool:
         return each_seconds is not None and spent[name] >= each_seconds
 
+    def attempt(name: str) -> float | None:
+        try:
+            return run(name)
+        except Exception as error:
+            if on_error is None:
+                raise
+            del samples[name]
+            on_error(name, error)
+            return None
+
     for _ in range(warmup):
-        for name in candidates:
+        for name in list(samples):
             if not sits_out(name):
-                run(name)
+                attempt(name)
     started = time.perf_counter()
     for _ in range(rounds):
-        for name, times in samples.items():
-            if not times or not sits_out(name):
-                times.append(run(name))
+        for name, times in list(samples.items()):
+            if (not times or not sits_out(name)) and (seconds := attempt(name)) is not None:
+                times.append(seconds)
         if max_seconds is not None and time.perf_counter() - started > max_seconds:
             break
     return {name: Samples(tuple(times)) for name, times in samples.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dcgnn.bench.gate import TOLERANCES, relative_error
+from dcgnn.bench.gate import TOLERANCES, one_line, relative_error
 from dcgnn.bench.problem import Problem
 from dcgnn_kernels import fallback, linear, reference
 
@@ -96,9 +96,12 @@ def kernel_calls(problem: Problem) -> dict[str, KernelCall]:
 
 def check_kernel(call: KernelCall, dtype: str) -> str | None:
     """Why the kernel must not be timed: it disagrees with plain PyTorch in float64. For small graphs."""
-    found, wanted = (
-        result if isinstance(result, tuple) else (result,) for result in (call(), call.plainly())
-    )
+    try:
+        found, wanted = (
+            result if isinstance(result, tuple) else (result,) for result in (call(), call.plainly())
+        )
+    except Exception as error:
+        return f"does not run: {one_line(error)}"
     for place, (got, right) in enumerate(zip(found, wanted, strict=True)):
         if not right.numel():
             continue

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from dcgnn.bench.cases import Case, find_cases
+from dcgnn.bench.gate import one_line
 from dcgnn.bench.phases import Run, make_runs
 from dcgnn.bench.problem import Problem, Settings
 from dcgnn_kernels import release_memory
@@ -53,14 +54,18 @@ def too_large(need: float, device: torch.device) -> str | None:
 
 
 def peak_bytes(
-    case: Case, problem: Problem, phases: tuple[str, ...], edges_file: Path | None
+    case: Case, problem: Problem, phases: tuple[str, ...], edges_file: Path | None, patience: float = 600.0
 ) -> dict[str, int | str]:
     """Bytes above the level before the run, or a reason, for each phase.
 
-    On CUDA ``max_memory_allocated``; else in a child process, which reads the edges from ``edges_file``.
+    On CUDA ``max_memory_allocated``; else in a child process, which reads the edges from ``edges_file``
+    and is given up after ``patience`` seconds.
     """
     if problem.device.type == "cuda":
-        return {phase: _rise_cuda(run) for phase, run in make_runs(case, problem, phases).items()}
+        try:
+            return {phase: _rise_cuda(run) for phase, run in make_runs(case, problem, phases).items()}
+        except Exception as error:
+            return dict.fromkeys(phases, one_line(error))
     request = {
         "case": case.name,
         "name": problem.name,
@@ -71,13 +76,17 @@ def peak_bytes(
         "threads": torch.get_num_threads(),
     }
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "dcgnn.bench.memory"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    try:
+        child = subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "dcgnn.bench.memory"],
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=patience,
+        )
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(phases, f"the child process was given up after {patience:.0f} s")
     if child.returncode:
         lines = child.stderr.strip().splitlines()
         reason = lines[-1] if lines else f"the child process ended with code {child.returncode}"

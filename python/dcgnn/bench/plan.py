@@ -9,9 +9,10 @@ import torch
 
 from dcgnn.bench import memory, sweeps
 from dcgnn.bench.cases import CASES, PHASES, find_cases
-from dcgnn.bench.problem import Problem, Settings, loaded_problem, shaped_problem
-from dcgnn.bench.runner import Effort, Runner, case_estimate, kernel_estimate, memory_estimate
+from dcgnn.bench.problem import Problem, Settings, loaded_problem, shape_name, shaped_problem
+from dcgnn.bench.runner import Effort, Runner, kernel_estimate, layer_estimate
 from dcgnn.bench.shapes import SHAPES, generation_bytes
+from dcgnn.data.registry import check_name
 
 PAPER_SHAPES = ("penn94", "cornell5", "genius")
 SUITES = ("layers", "kernels")
@@ -59,7 +60,11 @@ class Plan:
     memory: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("shapes", "graphs", "cases", "phases", "suites", "sweeps", "channels"):
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))  # once each
         find_cases(self.cases)
+        for name in self.graphs:
+            check_name(name)
         for what, names, known in (
             ("shape", (*self.shapes, self.sweep_shape), SHAPES),
             ("phase", self.phases, PHASES),
@@ -72,6 +77,10 @@ class Plan:
         if not self.channels or min(self.channels) < 1:
             raise ValueError(f"channels must be positive, got {list(self.channels)}")
         sweeps.edge_values(self.edges)
+        if self.seed < 0:
+            raise ValueError(f"--seed must not be negative, got {self.seed}")
+        if not self.sweeps and not (self.suites and (self.shapes or self.graphs)):
+            raise ValueError("nothing to measure: give a shape or a graph and a suite, or a sweep")
 
     def at(self, channels: int) -> Settings:
         """The settings at one width."""
@@ -83,8 +92,14 @@ def measure(plan: Plan, runner: Runner) -> None:
     runner.bar.total = round(estimate(plan, runner.effort), 1)
     runner.bar.refresh()
     if plan.suites:
-        for name in (*plan.shapes, *plan.graphs):
-            _measure_graph(plan, runner, name)
+        for name in plan.shapes:
+            _measure_shape(plan, runner, name)
+        for name in plan.graphs:
+            runner.bar.set_description_str(f"reading {name}")
+            problem = loaded_problem(name, plan.at(plan.channels[0]), plan.device, data_root=plan.data_root)
+            runner.skip(_graph_estimate(plan, _guess(plan), runner.effort))
+            runner.skip(-_graph_estimate(plan, problem, runner.effort))
+            _measure_graph(plan, runner, problem)
     if plan.sweeps:
         settings = plan.at(plan.channels[0])
         others = [name for name in plan.sweeps if name != "edges"]
@@ -100,18 +115,20 @@ def measure(plan: Plan, runner: Runner) -> None:
     runner.bar.update(max(0.0, runner.bar.total - runner.bar.n))
 
 
-def _measure_graph(plan: Plan, runner: Runner, name: str) -> None:
+def _measure_shape(plan: Plan, runner: Runner, name: str) -> None:
     runner.bar.set_description_str(f"making {name}")
     settings = plan.at(plan.channels[0])
-    if name in plan.graphs:
-        problem = loaded_problem(name, settings, plan.device, data_root=plan.data_root)
-    else:
-        reason = memory.too_large(generation_bytes(SHAPES[name]), torch.device("cpu"))
-        if reason is not None:
-            for suite in plan.suites:
-                runner.leave_out(suite, _sizes(plan, name, settings), "all", f"making the graph {reason}")
-            return
-        problem = shaped_problem(name, settings, plan.device, seed=plan.seed)
+    reason = memory.too_large(generation_bytes(SHAPES[name]), torch.device("cpu"))
+    if reason is None:
+        _measure_graph(plan, runner, shaped_problem(name, settings, plan.device, seed=plan.seed))
+        return
+    sizes = _sizes(plan, name, settings)
+    for suite in plan.suites:
+        runner.leave_out(suite, sizes, "all", f"making the graph {reason}")
+    runner.skip(_graph_estimate(plan, sizes, runner.effort))
+
+
+def _measure_graph(plan: Plan, runner: Runner, problem: Problem) -> None:
     for channels in plan.channels:
         wide = problem.with_settings(plan.at(channels))
         if "layers" in plan.suites:
@@ -124,30 +141,39 @@ def _measure_graph(plan: Plan, runner: Runner, name: str) -> None:
                 runner.kernels("kernels", wide)
             else:
                 runner.leave_out("kernels", wide, "all", reason)
+                runner.skip(kernel_estimate(wide, runner.effort))
 
 
 def estimate(plan: Plan, effort: Effort) -> float:
     """Rough seconds of the whole plan, which weigh the progress bar."""
     total = 1.0
-    cases = [case for case in find_cases(plan.cases) if case.missing() is None]
-    for name in (*plan.shapes, *plan.graphs) if plan.suites else ():
-        for channels in plan.channels:
-            # The size of a graph in files is not known before it is read.
-            problem = _sizes(plan, name if name in SHAPES else "cornell5", plan.at(channels))
-            if "layers" in plan.suites:
-                for case in cases:
-                    total += sum(case_estimate(case, problem, phase, effort) for phase in plan.phases)
-                    if plan.memory and (effort.memory is None or case.name in effort.memory):
-                        total += memory_estimate(case, problem)
-            if "kernels" in plan.suites:
-                total += kernel_estimate(problem, effort)
+    problems = [_sizes(plan, name, plan.settings) for name in plan.shapes] + [_guess(plan)] * len(plan.graphs)
+    total += sum(_graph_estimate(plan, problem, effort) for problem in problems)
     base = _sizes(plan, plan.sweep_shape, plan.at(plan.channels[0]))
     edges = sweeps.edge_values(plan.edges)
     return total + sum(sweeps.estimate(sweeps.SWEEPS[name], base, edges, effort) for name in plan.sweeps)
+
+
+def _graph_estimate(plan: Plan, problem: Problem, effort: Effort) -> float:
+    """Rough seconds of all suites and widths on one graph."""
+    total = 0.0
+    cases = [case for case in find_cases(plan.cases) if case.missing() is None]
+    for channels in plan.channels:
+        wide = problem.with_settings(plan.at(channels))
+        if "layers" in plan.suites:
+            total += sum(layer_estimate(case, wide, plan.phases, effort, plan.memory) for case in cases)
+        if "kernels" in plan.suites:
+            total += kernel_estimate(wide, effort)
+    return total
+
+
+def _guess(plan: Plan) -> Problem:
+    """Stands for a graph in files, whose size is not known before it is read."""
+    return _sizes(plan, "cornell5", plan.settings)
 
 
 def _sizes(plan: Plan, shape: str, settings: Settings) -> Problem:
     """A problem with sizes but without memory."""
     known = SHAPES[shape]
     edges = torch.empty(2, 2 * known.num_edges, device="meta")
-    return Problem(shape, edges, known.num_nodes, settings, plan.device)
+    return Problem(shape_name(shape), edges, known.num_nodes, settings, plan.device, plan.seed)

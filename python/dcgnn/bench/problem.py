@@ -42,6 +42,7 @@ class Problem:
         num_nodes: ``N``.
         settings: Sizes of the layer.
         device: Where everything lies.
+        seed: That of a random graph; 0 for others.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Problem:
     num_nodes: int
     settings: Settings = field(default_factory=Settings)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    seed: int = 0
 
     @cached_property
     def graph(self) -> EgoGraph:
@@ -110,7 +112,7 @@ def shaped_problem(
         raise ValueError(f"unknown shape {name!r}; known are {', '.join(SHAPES)}")
     edge_index = make_edges(known, seed).to(device)
     title = shape_name(name) if shape is None else name
-    return Problem(title, edge_index, known.num_nodes, settings, device)
+    return Problem(title, edge_index, known.num_nodes, settings, device, seed)
 
 
 def loaded_problem(

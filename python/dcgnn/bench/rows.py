@@ -44,6 +44,7 @@ class Row:
     dtype: str
     device: str
     threads: int
+    seed: int = 0  # of a random graph
     median_ms: float | None = None
     p20_ms: float | None = None
     p80_ms: float | None = None
@@ -135,6 +136,7 @@ class Context:
             phase=phase,
             device=problem.device.type,
             threads=threads,
+            seed=problem.seed,
             **dataclasses.asdict(problem.settings),
             **self.facts,
         )

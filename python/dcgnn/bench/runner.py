@@ -17,10 +17,11 @@ from dcgnn.bench.phases import RELATIVE_COST, Run, make_runs
 from dcgnn.bench.problem import Problem
 from dcgnn.bench.rows import Context, Row
 from dcgnn.bench.shapes import Shape, make_edges
-from dcgnn.timing import interleaved_samples
+from dcgnn.timing import Samples, interleaved_samples
 from dcgnn_kernels import release_memory
 
 SECONDS_PER_FLOAT = 1.3e-9  # of working memory, for the progress bar alone
+MEMORY_PHASES = ("forward", "forward+backward", "epoch")
 SMALL_GRAPH = Shape(1500, 15_000, 0.4)  # where single kernels are checked
 
 
@@ -41,6 +42,10 @@ class Effort:
     max_seconds: float = 60.0
     each_seconds: float = 15.0
     memory: Sequence[str] | None = None
+
+    def measures_memory_of(self, case: Case) -> bool:
+        """Whether the peak memory of a case is wanted."""
+        return self.memory is None or case.name in self.memory
 
     def estimate(self, seconds: float) -> float:
         """Time of a candidate that takes ``seconds`` once."""
@@ -75,17 +80,21 @@ class Runner:
         measure_memory: bool = True,
     ) -> None:
         """Time every phase of every case on one problem; a case that fails the gate gets a reason instead."""
-        passed = self._gate(suite, problem, list(cases), phases)
+        passed = self._gate(suite, problem, list(cases), phases, measure_memory)
         runs: dict[str, dict[str, Run]] = {}
         for case in passed:
-            runs[case.name] = make_runs(case, problem, phases)
+            with self.attempt(suite, case.fit(problem), case.name):
+                runs[case.name] = make_runs(case, problem, phases)
+        passed = [case for case in passed if case.name in runs]
         for phase in phases:
             group = {case.name: runs[case.name][phase] for case in passed if phase in runs[case.name]}
-            timed = self._timed(f"{problem.name}: {phase}", group)
+            timed, failed = self._timed(f"{problem.name}: {phase}", group)
             for case in passed:
+                fitted = case.fit(problem)
+                row = self._row(suite, fitted, case.name, phase)
+                if case.name in failed:
+                    self.rows.append(row.failed(f"{phase}: {failed[case.name]}"))
                 if case.name in timed:
-                    fitted = case.fit(problem)
-                    row = self._row(suite, fitted, case.name, phase)
                     known = rates is not None and case.name == "DCConv" and phase == "forward"
                     least = limits.forward_seconds(fitted, rates) if known and rates else None
                     self.rows.append(row.timed(timed[case.name], least))
@@ -97,14 +106,19 @@ class Runner:
     def kernels(self, suite: str, problem: Problem, rates: Rates | None = None) -> None:
         """Time every kernel and hold it against the measured rates."""
         self._say(f"{problem.name}: rates of the machine")
-        rates = rates or self.rates(suite, problem)
+        with self.attempt(suite, problem, "kernels"):
+            self._kernels(suite, problem, rates or self.rates(suite, problem))
+        self._step(kernel_estimate(problem, self.effort))
+
+    def _kernels(self, suite: str, problem: Problem, rates: Rates) -> None:
         reasons = self._kernel_gate(problem)
         calls = kernels.kernel_calls(problem)
         work = limits.kernel_work(problem)
         good: dict[str, Run] = {name: Run(call) for name, call in calls.items() if reasons[name] is None}
         if suite == "kernels":
             good["ego_graph"] = Run(lambda: torch.ops.dcgnn.ego_graph(problem.edge_index, problem.num_nodes))
-        timed = self._timed(f"{problem.name}: kernels", good)
+        timed, failed = self._timed(f"{problem.name}: kernels", good)
+        reasons |= failed
         for name in (*calls, "ego_graph"):
             phase = "backward" if name.endswith("backward") else "forward"
             row = self._row(suite, problem, name, phase)
@@ -112,7 +126,6 @@ class Runner:
                 self.rows.append(row.timed(timed[name], work[name].seconds(rates)))
             elif reasons.get(name):
                 self.rows.append(row.failed(reasons[name] or ""))
-        self._step(kernel_estimate(problem, self.effort))
 
     def rates(self, suite: str, problem: Problem) -> Rates:
         """Measure the machine's rates and note them."""
@@ -131,7 +144,22 @@ class Runner:
         """Note that something was not measured, and why."""
         self.rows.append(self._row(suite, problem, case, "all").failed(reason))
 
-    def _gate(self, suite: str, problem: Problem, cases: list[Case], phases: tuple[str, ...]) -> list[Case]:
+    @contextmanager
+    def attempt(self, suite: str, problem: Problem, case: str) -> Iterator[None]:
+        """What fails inside becomes a reason; the others go on."""
+        try:
+            yield
+        except Exception as error:
+            self.leave_out(suite, problem, case, f"does not run: {gate.one_line(error)}")
+
+    def skip(self, seconds: float) -> None:
+        """Take work that will not be done out of the progress bar."""
+        if self.bar.total is not None:
+            self.bar.total = max(self.bar.n, self.bar.total - seconds)
+
+    def _gate(
+        self, suite: str, problem: Problem, cases: list[Case], phases: tuple[str, ...], measure_memory: bool
+    ) -> list[Case]:
         passed = []
         for case in cases:
             self._say(f"{problem.name}: checking {case.name}")
@@ -143,7 +171,8 @@ class Runner:
                 passed.append(case)
             else:
                 self.leave_out(suite, case.fit(problem), case.name, reason)
-                self.bar.update(sum(self._estimate(case, problem, phase) for phase in phases))
+                if case.missing() is None:  # else it is not in the total
+                    self.skip(layer_estimate(case, problem, phases, self.effort, measure_memory))
         release_memory()
         return passed
 
@@ -155,9 +184,15 @@ class Runner:
             for name, call in kernels.kernel_calls(small).items()
         }
 
-    def _timed(self, title: str, group: dict[str, Run]) -> dict:
+    def _timed(self, title: str, group: dict[str, Run]) -> tuple[dict[str, Samples], dict[str, str]]:
+        """Samples of those that run, and reasons of those that raise."""
         self._say(title)
-        return interleaved_samples(
+        failed: dict[str, str] = {}
+
+        def on_error(name: str, error: Exception) -> None:
+            failed[name] = f"does not run: {gate.one_line(error)}"
+
+        timed = interleaved_samples(
             {name: run.timed for name, run in group.items()},
             prepare={name: run.prepare for name, run in group.items() if run.prepare is not None},
             rounds=self.effort.rounds,
@@ -165,24 +200,36 @@ class Runner:
             max_seconds=self.effort.max_seconds,
             each_seconds=self.effort.each_seconds,
             after_run=self.bar.refresh,
+            on_error=on_error,
         )
+        return timed, failed
 
     def _memory(self, suite: str, problem: Problem, cases: list[Case], phases: tuple[str, ...]) -> None:
-        chosen = tuple(phase for phase in phases if phase in ("forward", "forward+backward", "epoch"))
         with memory.edges_file(problem) as path:
             for case in cases:
-                if self.effort.memory is not None and case.name not in self.effort.memory:
+                if not self.effort.measures_memory_of(case):
                     continue
                 self._say(f"{problem.name}: memory of {case.name}")
                 fitted = case.fit(problem)
-                for phase, peak in memory.peak_bytes(case, fitted, chosen, path).items():
-                    row = self._row(suite, fitted, case.name, phase)
-                    place = next(i for i, known in enumerate(self.rows) if known.key == row.key)
+                places = self._places(suite, fitted, case, [name for name in phases if name in MEMORY_PHASES])
+                patience = 600.0 + 10 * memory_estimate(case, problem)
+                peaks = memory.peak_bytes(case, fitted, tuple(places), path, patience) if places else {}
+                for phase, place in places.items():
+                    peak = peaks[phase]
                     if isinstance(peak, int):
                         self.rows[place] = self.rows[place].with_peak(peak)
                     else:
                         self.rows[place] = self.rows[place].failed(f"memory was not measured: {peak}")
                 self._step(memory_estimate(case, problem))
+
+    def _places(self, suite: str, problem: Problem, case: Case, phases: Iterable[str]) -> dict[str, int]:
+        """Where the timed rows of a case are, by phase."""
+        wanted = {self._row(suite, problem, case.name, phase).key: phase for phase in phases}
+        return {
+            wanted[row.key]: place
+            for place, row in enumerate(self.rows)
+            if row.key in wanted and row.median_ms is not None
+        }
 
     def _row(self, suite: str, problem: Problem, case: str, phase: str) -> Row:
         return self.context.row(suite, problem, case, phase, torch.get_num_threads())
@@ -200,7 +247,7 @@ class Runner:
 
 def case_estimate(case: Case, problem: Problem, phase: str, effort: Effort) -> float:
     """Rough seconds of one phase of a case, for the progress bar."""
-    if phase not in case.phases:
+    if phase not in case.phases or (phase == "build" and case.make_graph is None):
         return 0.0
     return effort.estimate(SECONDS_PER_FLOAT * case.working_floats(problem) * RELATIVE_COST[phase])
 
@@ -208,6 +255,15 @@ def case_estimate(case: Case, problem: Problem, phase: str, effort: Effort) -> f
 def memory_estimate(case: Case, problem: Problem) -> float:
     """Rough seconds of the child process of a case."""
     return 6.0 + 20 * SECONDS_PER_FLOAT * case.working_floats(problem)
+
+
+def layer_estimate(
+    case: Case, problem: Problem, phases: Sequence[str], effort: Effort, measure_memory: bool
+) -> float:
+    """Rough seconds of all phases of a case."""
+    times = sum(case_estimate(case, problem, phase, effort) for phase in phases)
+    measured = measure_memory and effort.measures_memory_of(case)
+    return times + (memory_estimate(case, problem) if measured else 0.0)
 
 
 def kernel_estimate(problem: Problem, effort: Effort) -> float:

@@ -14,7 +14,7 @@ from dcgnn.bench import memory
 from dcgnn.bench.cases import DC_CONV, GCN, GCN_CSR, Case
 from dcgnn.bench.problem import Problem, Settings, shaped_problem
 from dcgnn.bench.rows import Row
-from dcgnn.bench.runner import Effort, Runner, case_estimate, kernel_estimate
+from dcgnn.bench.runner import Effort, Runner, kernel_estimate, layer_estimate
 from dcgnn.bench.shapes import generation_bytes, scaled_shape
 
 PHASES = ("forward", "forward+backward")
@@ -89,13 +89,16 @@ def sweep_edges(
         empty = Problem(
             f"{count:.0e} edges", torch.empty(2, 2 * shape.num_edges, device="meta"), shape.num_nodes
         )
-        empty.settings, empty.device = settings, device
+        empty.settings, empty.device, empty.seed = settings, device, seed
         need = generation_bytes(shape) + 4 * DC_CONV.working_floats(empty)
         reason = memory.too_large(need, device)
         if reason is not None:
             for phase in PHASES:
                 row = runner.context.row(sweep.suite, empty, "DCConv", phase, torch.get_num_threads())
                 runner.rows.append(row.failed(reason))
+            runner.skip(
+                sum(layer_estimate(case, empty, PHASES, runner.effort, False) for case in sweep.cases)
+            )
         else:
             runner.bar.set_description_str(f"making {count:.0e} edges")
             problem = shaped_problem(empty.name, settings, device, shape=shape, seed=seed)
@@ -115,6 +118,7 @@ def sweep_threads(runner: Runner, problem: Problem) -> None:
     sweep, before = SWEEPS["threads"], torch.get_num_threads()
     if problem.device.type != "cpu":
         runner.leave_out(sweep.suite, problem, "DCConv", "threads matter on the CPU alone")
+        runner.skip(estimate(sweep, problem, (), runner.effort))
         return
     try:
         for count in thread_values():
@@ -125,7 +129,9 @@ def sweep_threads(runner: Runner, problem: Problem) -> None:
 
 
 def _point(runner: Runner, sweep: Sweep, problem: Problem) -> None:
-    rates = runner.rates(sweep.suite, problem)
+    rates = None
+    with runner.attempt(sweep.suite, problem, "rates of the machine"):
+        rates = runner.rates(sweep.suite, problem)
     runner.layers(sweep.suite, problem, sweep.cases, PHASES, rates=rates, measure_memory=False)
     runner.kernels(sweep.suite, problem, rates)
 
@@ -133,7 +139,7 @@ def _point(runner: Runner, sweep: Sweep, problem: Problem) -> None:
 def estimate(sweep: Sweep, problem: Problem, edges: Sequence[int], effort: Effort) -> float:
     """Rough seconds of a sweep, for the progress bar."""
     return sum(
-        sum(case_estimate(case, point, phase, effort) for case in sweep.cases for phase in PHASES)
+        sum(layer_estimate(case, point, PHASES, effort, False) for case in sweep.cases)
         + (0.0 if sweep.name == "edges" else kernel_estimate(point, effort))
         for point in _sizes(sweep, problem, edges)
     )

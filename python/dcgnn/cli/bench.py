@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +116,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace) -> None:
     """Measure or read, then report."""
     _check_outputs(arguments)
+    _check_numbers(arguments)
     older = rows.read_json(arguments.compare) if arguments.compare else None
     if arguments.source:
         _report(arguments, rows.read_json(arguments.source), older)
@@ -122,8 +124,6 @@ def run(arguments: argparse.Namespace) -> None:
     chosen, effort = _plan(arguments), _effort(arguments)
     before = torch.get_num_threads()
     if arguments.threads is not None:
-        if arguments.threads < 1:
-            raise ValueError(f"--threads must be positive, got {arguments.threads}")
         torch.set_num_threads(arguments.threads)
     context = rows.Context.of(environment(), chosen.device.type)
     bar = tqdm(
@@ -137,15 +137,31 @@ def run(arguments: argparse.Namespace) -> None:
 
     worker = runner.Runner(context, effort, bar, keep)
     try:
-        with bar, runner.quiet_libraries():
+        with bar, runner.quiet_libraries(), _current(chosen.device):
             plan.measure(chosen, worker)
-    except KeyboardInterrupt:
-        _report(arguments, worker.rows, older)
-        where = f"; kept in {arguments.json}" if arguments.json else ""
+    except BaseException as error:
+        _report(arguments, worker.rows, older, finished=False)
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        where = f"; kept in {arguments.json}" if arguments.json and worker.rows else ""
         raise KeyboardInterrupt(f"interrupted; {len(worker.rows)} rows were done{where}") from None
     finally:
         torch.set_num_threads(before)
     _report(arguments, worker.rows, older)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Clocks and memory counters read the current device, so that the chosen one must be it."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    if arguments.threads is not None and arguments.threads < 1:
+        raise ValueError(f"--threads must be positive, got {arguments.threads}")
+    for name in ("rounds", "warmup", "max_seconds"):
+        value = getattr(arguments, name)
+        if value is not None and not value >= (1 if name == "rounds" else 0):  # also NaN
+            raise ValueError(f"--{name.replace('_', '-')} is too small: {value}")
 
 
 def _plan(arguments: argparse.Namespace) -> plan.Plan:
@@ -189,9 +205,6 @@ def _effort(arguments: argparse.Namespace) -> runner.Effort:
         for name in ("rounds", "warmup", "max_seconds")
         if getattr(arguments, name) is not None
     }
-    for name, value in given.items():
-        if value < (1 if name == "rounds" else 0):
-            raise ValueError(f"--{name.replace('_', '-')} is too small: {value}")
     return replace(effort, **given)
 
 
@@ -203,40 +216,62 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
     for name in arguments.fill:
         if not Path(name).is_file():
             raise ValueError(f"--fill: there is no file {name}")
+    if arguments.plots and Path(arguments.plots).exists() and not Path(arguments.plots).is_dir():
+        raise ValueError(f"--plots: {arguments.plots} is a file, a folder is wanted")
     wants_plots = arguments.html or arguments.plots or arguments.fill
     if wants_plots and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("plots need matplotlib: pip install 'dcgnn-kernels[study]'")
 
 
-def _report(arguments: argparse.Namespace, found: list[rows.Row], older: list[rows.Row] | None) -> None:
-    compared = compare(older, found) if older is not None and found else None
+def _report(
+    arguments: argparse.Namespace,
+    found: list[rows.Row],
+    older: list[rows.Row] | None,
+    *,
+    finished: bool = True,
+) -> None:
+    """Files first, then what is printed; documents are filled from a whole run alone."""
+    if found and arguments.json:
+        rows.write_json(arguments.json, found)
+    if found and arguments.csv:
+        rows.write_csv(arguments.csv, found)
     for line in tables.machine_lines(found):
         print(line)
-    for table in [*tables.all_tables(found), *([compared] if compared is not None else [])]:
-        print(f"\n{table.title}\n\n{format_table(table.header, table.rows, words=table.words)}")
-        if table.note:
-            print(f"\n{table.note}")
+    for table in tables.all_tables(found):
+        _print_table(table)
     if reasons := tables.left_out(found):
         print("\nNot measured:")
         for reason in reasons:
             print(f"  {reason}")
     if not found:
         return
-    if arguments.json:
-        rows.write_json(arguments.json, found)
-    if arguments.csv:
-        rows.write_csv(arguments.csv, found)
+    compared = None
+    if older is not None:
+        try:
+            compared = compare(older, found)
+            _print_table(compared)
+        except ValueError as error:  # the new run stands for itself
+            print(f"\n{arguments.compare}: {error}")
     if arguments.html:
         page.write_page(arguments.html, found, compared)
     if arguments.plots:
         page.write_plots(arguments.plots, found)
-    for name in arguments.fill:
+    for name in arguments.fill if finished else ():
         print(f"{name}: filled {', '.join(fill(name, found))}", file=sys.stderr)
+
+
+def _print_table(table: tables.Table) -> None:
+    print(f"\n{table.title}\n\n{format_table(table.header, table.rows, words=table.words)}")
+    if table.note:
+        print(f"\n{table.note}")
 
 
 def _count(text: str) -> int:
     """A number of edges, also as 1e6."""
-    number = float(text)
-    if not number.is_integer():
-        raise ValueError
-    return int(number)
+    try:
+        number = float(text)
+        if number.is_integer():
+            return int(number)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"a whole number such as 20000 or 1e6 is wanted, got {text!r}")

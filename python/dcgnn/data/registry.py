@@ -139,6 +139,11 @@ def load_graph(
     )
 
 
+def check_name(name: str) -> None:
+    """Raises the ValueError of :func:`load_graph` if ``name`` is unknown; nothing is read or made."""
+    _parse(name, {})
+
+
 def num_splits(name: str) -> int:
     """How many splits an average over the graph ``name`` takes."""
     base, _ = _parse(name, {})
