@@ -140,3 +140,48 @@ def test_peak_memory_of_a_child_process():
         assert 0.9 * messages < peak["forward"] < 20 * messages
         broken = memory.peak_bytes(replace(GCN, name="no such case"), problem, ("forward",), path)
     assert "unknown case 'no such case'" in broken["forward"]
+
+
+class RaisesInBackward(DCConv):
+    """Right in the gate, which is told not to look at gradients."""
+
+    def forward(self, x, graph):
+        out = super().forward(x, graph)
+        if out.requires_grad:
+            out.register_hook(lambda grad: 1 / 0)
+        return out
+
+
+def test_a_case_that_raises_later_gets_a_reason_and_the_others_go_on():
+    planted = replace(
+        DC_CONV,
+        name="planted",
+        make_layer=lambda s: RaisesInBackward(s.channels, s.channels, s.num_global),
+        check_gradients=False,
+    )
+    worker = runner()
+    worker.layers("layers", tiny(), [planted, GCN], ("forward", "backward"))
+    found = {(row.case, row.phase): row for row in worker.rows}
+    assert found["planted", "forward"].median_ms is not None
+    assert found["planted", "backward"].median_ms is None
+    assert found["planted", "backward"].reason == "backward: does not run: division by zero"
+    assert found[GCN.name, "backward"].median_ms is not None
+
+
+def test_a_graph_that_loses_edges_is_noticed(monkeypatch):
+    build = EgoGraph.from_edge_index
+
+    def losing(edges, nodes=None):
+        return edges if isinstance(edges, EgoGraph) else build(edges[:, ::2], nodes)
+
+    monkeypatch.setattr(EgoGraph, "from_edge_index", losing)
+    assert gate.check(DC_CONV, tiny()).startswith("output disagrees with the reference")
+
+
+def test_a_child_process_that_fails_leaves_the_times(monkeypatch):
+    monkeypatch.setattr(memory, "peak_bytes", lambda case, problem, phases, *_: dict.fromkeys(phases, "died"))
+    worker = runner()
+    worker.effort = replace(worker.effort, memory=None)
+    worker.layers("layers", tiny(), [CASES["plain PyTorch"]], ("forward", "epoch"))
+    assert [(row.phase, row.reason) for row in worker.rows] == [("forward", "memory was not measured: died")]
+    assert worker.rows[0].median_ms is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,3 +161,50 @@ def test_rounds_are_interleaved_and_slow_candidates_sit_out():
     assert [len(times.seconds) for times in samples.values()] == [2, 2]
     samples = interleaved_samples({"a": lambda: None}, rounds=9, warmup=3, each_seconds=0.0)
     assert len(samples["a"].seconds) == 1
+
+
+def test_an_error_keeps_what_is_done(capsys, monkeypatch):
+    def fails_to_load(*arguments, **options):
+        raise OSError("no file")
+
+    monkeypatch.setattr(plan, "loaded_problem", fails_to_load)
+    arguments = ["--shapes", "cornell5", "--graphs", "cornell5", "--suites", "layers", "--csv", "kept.csv"]
+    assert main([*FEW, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert "cornell5 shape, F = 8" in out, "the shape is measured beside the graph of the same name"
+    assert "no file" in err
+    assert "cornell5 shape" in Path("kept.csv").read_text()
+
+
+def test_a_run_with_nothing_in_common_is_kept(capsys):
+    few = [*FEW, "--shapes", "penn94", "--suites", "layers", "--phases", "forward"]
+    assert main([*few, "--json", "old.json"]) == 0
+    assert main([*few, "--seed", "1", "--compare", "old.json", "--json", "new.json"]) == 0
+    assert "no measurement in common" in capsys.readouterr().out
+    assert {row.seed for row in read_json("new.json")} == {1}
+
+
+def test_more_mistakes_are_one_line(capsys):
+    assert "unknown graph 'nosuch'" in fails(capsys, *FEW, "--shapes", "penn94", "--graphs", "nosuch")
+    assert "nothing to measure" in fails(capsys, *FEW, "--shapes")
+    assert "nothing to measure" in fails(capsys, *FEW, "--suites")
+    assert "got 'abc'" in fails(capsys, *FEW, "--edges", "abc")
+    assert "--max-seconds is too small: nan" in fails(capsys, *FEW, "--max-seconds", "nan")
+    assert "--seed must not be negative" in fails(capsys, *FEW, "--seed", "-1")
+    Path("file").touch()
+    assert "is a file, a folder is wanted" in fails(capsys, *FEW, "--plots", "file")
+
+
+def test_the_scripts_print_their_tables(tmp_path):
+    scripts = Path(__file__).parents[1] / "benchmarks"
+    history = {"loss": [2.0, 1.0]}
+    Path("a.json").write_text(
+        json.dumps({"runs": [{"history": history, "metric": "accuracy", "test_metric": 0.5}]})
+    )
+    for words, wanted in (
+        (["scaling_model.py", "--slot-ns", "1"], "efficiency %"),
+        (["compare_runs.py", "a.json"], "largest difference"),
+    ):
+        command = [sys.executable, scripts / words[0], *words[1:]]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert wanted in done.stdout

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dcgnn.bench.kernels import KERNELS, KernelCall, check_kernel, kernel_calls
+from dcgnn.bench.kernels import KERNELS, KernelCall, check_ego_graph, check_kernel, kernel_calls
 from dcgnn.bench.limits import Rates, Work, forward_seconds, kernel_work, measure_rates
 from dcgnn.bench.problem import Settings, shaped_problem
 from dcgnn.bench.shapes import Shape
@@ -37,6 +37,14 @@ def test_a_wrong_kernel_is_noticed():
     reason = check_kernel(Planted(call.op, call.arguments), "float32")
     assert reason is not None
     assert reason.startswith("result 0 disagrees with plain PyTorch: relative error 0.01")
+
+
+def test_the_construction_of_the_graph_is_compared_with_a_plain_sort(monkeypatch):
+    problem = tiny()
+    assert check_ego_graph(problem) is None
+    build = torch.ops.dcgnn.ego_graph
+    monkeypatch.setattr(torch.ops.dcgnn, "ego_graph", lambda edges, nodes: build(edges[:, 1:], nodes))
+    assert check_ego_graph(problem) == "rowptr disagrees with plain PyTorch"
 
 
 def test_least_time_by_hand():

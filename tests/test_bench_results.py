@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dcgnn.bench import page, plots, tables
-from dcgnn.bench.compare import compare, is_ours
+from dcgnn.bench.compare import compare
 from dcgnn.bench.fill import PLACE, fill, known_places, markdown
 from dcgnn.bench.rows import Row, commit, read_json, write_csv, write_json
 from dcgnn.bench.sweeps import SWEEPS, edge_values, fit_edges, thread_values
@@ -173,7 +173,7 @@ def test_sweep_tables(rows):
     assert edges.rows[0] == ["DCConv forward, ms", "0.6", "1.5", "10.5", "100.5"]
     assert edges.rows[1][0] == "DCConv forward, ns for each slot"
     assert edges.rows[1][-1] == "9.85"
-    assert "DCConv forward 0.98" in edges.note
+    assert "from 1,000,000 to 10,000,000 edges DCConv forward 0.98" in edges.note
     iterations = tables.sweep_table(rows, SWEEPS["iterations"])
     assert iterations.header == ["iterations", "1", "2", "3", "5", "10", "20"]
     assert [line[0] for line in iterations.rows[-2:]] == [
@@ -215,9 +215,12 @@ def _context(known: Row) -> dict:
 
 
 def test_whose_code_a_row_shows():
+    is_ours = tables.is_ours
     assert is_ours(row(1.0))
     assert is_ours(row(1.0, case="node_update_backward", suite="kernels"))
     assert is_ours(row(1.0, case="local_sinkhorn", suite="sweep channels"))
+    assert is_ours(row(1.0, case="linear", suite="sweep channels"))
+    assert is_ours(row(1.0, case="plain PyTorch"))
     assert not is_ours(row(1.0, case="GCNConv(edge_index)"))
 
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dcgnn.bench.rows import Row
-from dcgnn.bench.tables import Table, milliseconds
+from dcgnn.bench.tables import Table, is_ours, milliseconds
+
+_SIZES: dict[str, Callable[[Row], str]] = {
+    "K": lambda row: str(row.num_local),
+    "Ω": lambda row: str(row.num_global),
+    "T": lambda row: f"{row.local_iters}/{row.global_iters}",
+    "threads": lambda row: str(row.threads),
+    "seed": lambda row: str(row.seed),
+}
 
 
 def compare(old: Sequence[Row], new: Sequence[Row]) -> Table:
@@ -19,6 +27,11 @@ def compare(old: Sequence[Row], new: Sequence[Row]) -> Table:
     pairs = [(before[row.key], row) for row in new if row.median_ms is not None and row.key in before]
     if not pairs:
         raise ValueError("the two runs have no measurement in common: compare runs with the same settings")
+    sizes = {
+        name: value
+        for name, value in _SIZES.items()
+        if len({value(now) for _, now in pairs}) > 1  # a column for what was swept
+    }
     cells = [
         [
             now.suite,
@@ -27,6 +40,7 @@ def compare(old: Sequence[Row], new: Sequence[Row]) -> Table:
             now.phase,
             str(now.channels),
             now.dtype,
+            *(value(now) for value in sizes.values()),
             milliseconds(then.median_ms),
             milliseconds(now.median_ms),
             f"{_change(then, now):.2f}",
@@ -34,7 +48,8 @@ def compare(old: Sequence[Row], new: Sequence[Row]) -> Table:
         ]
         for then, now in pairs
     ]
-    header = ["suite", "graph", "case", "phase", "F", "dtype", "old ms", "new ms", "new / old", "change"]
+    header = ["suite", "graph", "case", "phase", "F", "dtype", *sizes]
+    header += ["old ms", "new ms", "new / old", "change"]
     return Table("Compared with the older run", header, cells, _note(pairs), words=4)
 
 
@@ -47,11 +62,6 @@ def verdict(old: Row, new: Row) -> str:
     if new_high < old_low:
         return "faster"
     return "slower" if new_low > old_high else "within the spread"
-
-
-def is_ours(row: Row) -> bool:
-    """Whether a change of our code can show in it."""
-    return row.suite == "kernels" or row.case.startswith("DCConv") or "_" in row.case.split("(")[0]
 
 
 def _change(old: Row, new: Row) -> float:

@@ -13,18 +13,30 @@ import torch
 from torch import Tensor, nn
 
 from dcgnn.bench.problem import Problem
+from dcgnn.bench.shapes import CHUNK
 from dcgnn_kernels import EgoGraph, reference
 from dcgnn_kernels.reference import Segments
 
 
 def neighbourhoods(problem: Problem, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Members of the egos of ``nodes``, and for each the position of its ego in ``nodes``."""
-    graph = problem.graph
-    starts, sizes = graph.rowptr.long()[nodes], graph.ego_sizes().long()[nodes]
-    owner = torch.repeat_interleave(torch.arange(nodes.numel(), device=nodes.device), sizes)
-    first = torch.cumsum(sizes, 0) - sizes
-    offset = torch.arange(owner.numel(), device=nodes.device) - first[owner]
-    return graph.member.long()[starts[owner] + offset], owner
+    """Members of the egos of ``nodes``, and for each the position of its ego in ``nodes``.
+
+    Read from ``edge_index``, not from the ego-graph that is checked by it.
+    """
+    place = nodes.new_full((problem.num_nodes,), -1)
+    place[nodes] = torch.arange(nodes.numel(), device=nodes.device)
+    members, owners = [nodes], [place[nodes]]
+    for source, target in zip(*(row.split(CHUNK) for row in problem.edge_index), strict=True):
+        owner = place[target]
+        hit = owner >= 0
+        members.append(source[hit])
+        owners.append(owner[hit])
+    return torch.cat(members), torch.cat(owners)
+
+
+def ego_sizes(problem: Problem) -> Tensor:
+    """``[N]`` float64 members of every ego, counted in ``edge_index``."""
+    return 1.0 + torch.bincount(problem.edge_index[1], minlength=problem.num_nodes).double()
 
 
 def gcn_rows(layer: Any, problem: Problem, nodes: Tensor) -> Tensor:
@@ -39,7 +51,7 @@ def dgl_rows(layer: Any, problem: Problem, nodes: Tensor) -> Tensor:
 
 def _gcn(problem: Problem, nodes: Tensor) -> Tensor:
     member, owner = neighbourhoods(problem, nodes)
-    sizes = problem.graph.ego_sizes().double()
+    sizes = ego_sizes(problem)
     weight = (sizes[member] * sizes[nodes][owner]).rsqrt()
     out = problem.x.new_zeros(nodes.numel(), problem.x.size(1))
     return out.index_add(0, owner, weight[:, None] * problem.x[member])
@@ -50,7 +62,7 @@ def sage_rows(layer: Any, problem: Problem, nodes: Tensor) -> Tensor:
     member, owner = neighbourhoods(problem, nodes)
     out = problem.x.new_zeros(nodes.numel(), problem.x.size(1)).index_add(0, owner, problem.x[member])
     own = problem.x[nodes]
-    count = (problem.graph.ego_sizes().double()[nodes] - 1).clamp(min=1)
+    count = (ego_sizes(problem)[nodes] - 1).clamp(min=1)
     return (
         ((out - own) / count[:, None]) @ layer.lin_l.weight.T + layer.lin_l.bias + own @ layer.lin_r.weight.T
     )
@@ -116,9 +128,12 @@ def dc_rows(layer: Any, problem: Problem, nodes: Tensor) -> Tensor:
 
 def egos_holding(problem: Problem, nodes: Tensor) -> Tensor:
     """The egos that hold one of ``nodes``, ascending."""
-    graph = problem.graph
-    parts = [graph.ego[graph.colptr[node] : graph.colptr[node + 1]] for node in nodes.tolist()]
-    return torch.cat(parts).long().unique()
+    wanted = torch.zeros(problem.num_nodes, dtype=torch.bool, device=nodes.device)
+    wanted[nodes] = True
+    parts = [nodes]
+    for source, target in zip(*(row.split(CHUNK) for row in problem.edge_index), strict=True):
+        parts.append(target[wanted[source]])
+    return torch.cat(parts).unique()
 
 
 def _egos_of(problem: Problem, nodes: Tensor) -> tuple[EgoGraph, Tensor, Tensor]:
@@ -129,5 +144,23 @@ def _egos_of(problem: Problem, nodes: Tensor) -> tuple[EgoGraph, Tensor, Tensor]
     egos = egos_holding(problem, nodes)
     member, owner = neighbourhoods(problem, egos)
     kept = torch.cat([member, egos]).unique()
-    edges = torch.stack([torch.searchsorted(kept, member), torch.searchsorted(kept, egos)[owner]])
-    return EgoGraph.from_edge_index(edges, kept.numel()), kept, torch.searchsorted(kept, nodes)
+    ego, alone = torch.searchsorted(kept, egos)[owner], torch.ones(kept.numel(), dtype=torch.bool)
+    alone = alone.to(ego.device).index_fill(0, ego, False).nonzero()[:, 0]
+    graph = plain_graph(
+        torch.cat([torch.searchsorted(kept, member), alone]), torch.cat([ego, alone]), kept.numel()
+    )
+    return graph, kept, torch.searchsorted(kept, nodes)
+
+
+def plain_graph(member: Tensor, ego: Tensor, num_nodes: int) -> EgoGraph:
+    """The ego-graph of distinct pairs (member, ego), self-loops among them, by sorting."""
+    order = torch.argsort(ego * num_nodes + member)
+    member, ego = member[order], ego[order]
+    slot = torch.argsort(member, stable=True)
+
+    def offsets(index: Tensor) -> Tensor:
+        counts = torch.bincount(index, minlength=num_nodes)
+        return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+    arrays = offsets(ego), member, offsets(member), ego[slot], slot
+    return EgoGraph(*(array.to(torch.int32) for array in arrays))

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from dcgnn.bench.cases import Case
-from dcgnn.bench.formulas import egos_holding
 from dcgnn.bench.problem import Problem
 
 # Largest difference relative to the largest value; the roundings of a layer's steps add up.
@@ -58,11 +57,12 @@ def sample_nodes(problem: Problem) -> Tensor:
     """Up to MAX_NODES random nodes whose egos and the egos around them stay within MAX_SLOTS slots."""
     generator = torch.Generator().manual_seed(4)
     order = torch.randperm(problem.num_nodes, generator=generator)[: 8 * MAX_NODES].to(problem.device)
-    sizes = problem.graph.ego_sizes()
+    # The built graph only chooses nodes; what is right is read from the edges.
+    graph, sizes = problem.graph, problem.graph.ego_sizes()
     chosen: list[Tensor] = []
     slots = 0
     for node in order:
-        reached = int(sizes[egos_holding(problem, node[None])].sum())
+        reached = int(sizes[graph.ego[graph.colptr[node] : graph.colptr[node + 1]].long()].sum())
         if not chosen or slots + reached <= MAX_SLOTS:
             chosen.append(node)
             slots += reached

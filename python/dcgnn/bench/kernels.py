@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dcgnn.bench.formulas import plain_graph
 from dcgnn.bench.gate import TOLERANCES, one_line, relative_error
 from dcgnn.bench.problem import Problem
 from dcgnn_kernels import fallback, linear, reference
@@ -94,6 +95,21 @@ def kernel_calls(problem: Problem) -> dict[str, KernelCall]:
     return {name: by_name[name] for name in KERNELS}
 
 
+def check_ego_graph(problem: Problem) -> str | None:
+    """Why the construction of the graph must not be timed: its arrays are not those of a plain sort."""
+    loops = torch.arange(problem.num_nodes, device=problem.device)
+    member, ego = torch.cat([problem.edge_index, loops.expand(2, -1)], 1)
+    wanted = plain_graph(member, ego, problem.num_nodes)
+    try:
+        found = torch.ops.dcgnn.ego_graph(problem.edge_index, problem.num_nodes)
+    except Exception as error:
+        return f"does not run: {one_line(error)}"
+    for name, array in zip(("rowptr", "member", "colptr", "ego", "slot"), found, strict=True):
+        if not torch.equal(array.long(), getattr(wanted, name).long()):
+            return f"{name} disagrees with plain PyTorch"
+    return None
+
+
 def check_kernel(call: KernelCall, dtype: str) -> str | None:
     """Why the kernel must not be timed: it disagrees with plain PyTorch in float64. For small graphs."""
     try:
@@ -105,10 +121,10 @@ def check_kernel(call: KernelCall, dtype: str) -> str | None:
     for place, (got, right) in enumerate(zip(found, wanted, strict=True)):
         if not right.numel():
             continue
-        error = relative_error(got, right.double())
-        if not error <= TOLERANCES[dtype]:
+        off = relative_error(got, right.double())
+        if not off <= TOLERANCES[dtype]:
             return (
-                f"result {place} disagrees with plain PyTorch: relative error {error:.2g}, allowed "
+                f"result {place} disagrees with plain PyTorch: relative error {off:.2g}, allowed "
                 f"{TOLERANCES[dtype]:g}"
             )
     return None

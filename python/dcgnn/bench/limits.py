@@ -11,7 +11,8 @@ r"""What the machine allows: measured rates, and the least time of each kernel a
 
 **Least time** of a kernel: :math:`\max(\text{gathered} / \text{gather} + \text{streamed} / \text{stream},\;
 \text{operations} / \text{gemm})`. Gathered are the rows that the formula needs from other nodes, each once
-for each slot; streamed are inputs and outputs, each once; operations are those of its dense products.
+for each slot; streamed are inputs and outputs, each once, but z twice in ``global_sinkhorn`` and its
+backward, where sums over all nodes lie between its two uses; operations are those of its dense products.
 Exponentials, the T iterations and what lies in caches are not in it, so that a fraction of 1 is out of reach
 for most, and a small graph that stays in cache can pass it.
 """
@@ -138,6 +139,8 @@ def kernel_work(problem: Problem) -> dict[str, Work]:
     rows = _rows(problem)  # one row for every slot
     table = nodes * settings.channels * item  # one row for every node
     local, whole = settings.num_local, settings.num_global
+    # At K = 2 the kernel finds the centroids itself; else it reads them, and writes their gradient.
+    centroids = 0 if local == 2 else table * local
     assign, index = slots * local * item, slots * 4
     products = 2.0 * nodes * settings.channels * whole
     linear = 2.0 * nodes * settings.channels**2
@@ -145,12 +148,13 @@ def kernel_work(problem: Problem) -> dict[str, Work]:
         "ego_graph": Work(0, 16 * (slots - nodes) + 3 * index),
         "linear": Work(0, 2 * table, linear),
         "local_centroids": Work(rows, table * local + index),
-        "local_sinkhorn": Work(rows, table * local + assign + index),
+        "local_sinkhorn": Work(rows, table * local + centroids + assign + index),
         "local_sinkhorn_backward": Work(
-            rows + _rows_of_transpose(settings) * rows, 2 * table * local + table + 2 * assign + 3 * index
+            rows + _rows_of_transpose(settings) * rows,
+            table * local + 2 * centroids + table + assign + 3 * index,
         ),
         "global_sinkhorn": Work(0, 2 * table + nodes * whole * item, 2 * products),
-        "global_sinkhorn_backward": Work(0, 3 * table + 2 * nodes * whole * item, 4 * products),
+        "global_sinkhorn_backward": Work(0, 3 * table + nodes * whole * item, 4 * products),
         "cluster_scatter": Work(local * rows, table + assign + 2 * index),
         "cluster_scatter_backward": Work(rows, 2 * local * table + 2 * assign + index),
         "node_update": Work(local * rows, 2 * table + assign + 2 * index, products),

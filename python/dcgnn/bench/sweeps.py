@@ -163,11 +163,13 @@ def _sizes(sweep: Sweep, problem: Problem, edges: Sequence[int]) -> Iterator[Pro
 
 @dataclass(frozen=True)
 class Fit:
-    """Time ≈ factor · edges^slope, by least squares of the logarithms."""
+    """Time ≈ factor · edges^slope, by least squares of the logarithms, from ``first`` to ``last`` edges."""
 
     slope: float
     factor: float
     points: int
+    first: int = 0
+    last: int = 0
 
     def milliseconds(self, edges: float) -> float:
         """The fitted time."""
@@ -188,4 +190,5 @@ def fit_edges(rows: Sequence[Row], start: int = FIT_FROM) -> Fit | None:
     if spread == 0:
         return None
     slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
-    return Fit(slope, math.exp(mean_y - slope * mean_x), len(chosen))
+    counts = [row.num_edges for row in chosen]
+    return Fit(slope, math.exp(mean_y - slope * mean_x), len(chosen), min(counts), max(counts))

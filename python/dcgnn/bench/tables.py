@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from dcgnn.bench.cases import PHASES
+from dcgnn.bench.kernels import KERNELS
 from dcgnn.bench.rows import Row
-from dcgnn.bench.sweeps import FIT_FROM, SWEEPS, Sweep, fit_edges
+from dcgnn.bench.sweeps import SWEEPS, Sweep, fit_edges
 
 #: Runtime of the paper's own implementation on a GPU, relative to PyG's layers: from, to.
 PAPER = {"GCNConv(edge_index)": (3.4, 3.9), "GATConv": (0.43, 0.69)}
@@ -66,6 +68,11 @@ def milliseconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def is_ours(row: Row) -> bool:
+    """Whether a change of our code can show in it."""
+    return row.case.startswith("DCConv") or row.case in ("plain PyTorch", "ego_graph", *KERNELS)
 
 
 def of_suite(rows: Sequence[Row], suite: str) -> list[Row]:
@@ -146,7 +153,11 @@ def ratio_table(rows: Sequence[Row]) -> Table | None:
     ]
     if not cells:
         return None
-    note = "Ratios of medians; below 1 DCConv is faster. Baselines are float32. Memory: forward+backward."
+    dtypes = dict.fromkeys(
+        row.dtype for row in of_suite(rows, "layers") if not is_ours(row) and row.median_ms is not None
+    )
+    baselines = f" Baselines are {', '.join(dtypes)}." if dtypes else ""
+    note = f"Ratios of medians; below 1 DCConv is faster.{baselines} Memory: forward+backward."
     return Table("DCConv against the others", ["DCConv", *found], cells, note)
 
 
@@ -167,11 +178,11 @@ def goal_table(rows: Sequence[Row]) -> Table | None:
 
 
 def memory_units(group: Sequence[Row]) -> float | None:
-    """Peak memory of DCConv forward+backward in units of its clusters and assignments, float32."""
+    """Peak memory of DCConv forward+backward in units of its clusters and assignments, in its dtype."""
     for row in group:
         if (row.case, row.phase) == ("DCConv", "forward+backward") and row.peak_bytes is not None:
             floats = row.num_local * (row.num_nodes * row.channels + row.num_slots)
-            return row.peak_bytes / 4 / floats
+            return row.peak_bytes / getattr(torch, row.dtype).itemsize / floats
     return None
 
 
@@ -302,16 +313,19 @@ def _per_slot(row: Row) -> str:
 
 
 def slope_note(rows: Sequence[Row]) -> str:
-    """The fitted slopes in words."""
+    """The fitted slopes in words, each with the edges that it was fitted over."""
     suite = of_suite(rows, "sweep edges")
-    parts = []
+    parts: dict[str, list[str]] = {}
     for case in SWEEPS["edges"].cases:
         for phase in ("forward", "forward+backward"):
             fit = fit_edges([row for row in suite if (row.case, row.phase) == (case.name, phase)])
             if fit is not None:
-                parts.append(f"{case.name} {phase} {fit.slope:.2f}")
-    start = f"10^{round(math.log10(FIT_FROM))}"
-    return f"slope of log time over log edges from {start} edges on (1: linear): {', '.join(parts)}."
+                span = f"from {fit.first:,} to {fit.last:,} edges"
+                parts.setdefault(span, []).append(f"{case.name} {phase} {fit.slope:.2f}")
+    if not parts:
+        return ""
+    spans = "; ".join(f"{span} {', '.join(slopes)}" for span, slopes in parts.items())
+    return f"slope of log time over log edges (1: linear): {spans}."
 
 
 def left_out(rows: Sequence[Row]) -> list[str]:

@@ -30,7 +30,7 @@ cases:   {", ".join(CASES)}
 phases:  {", ".join(PHASES)}
 sweeps:  {", ".join(SWEEPS)}
 
-  dcgnn bench --quick                                the paper's runtime table, in three minutes
+  dcgnn bench --quick                                the paper's runtime table, in about two minutes
   dcgnn bench --sweeps all --json new.json --html new.html
   dcgnn bench --from new.json --compare old.json     two stored runs, nothing is measured
   dcgnn bench --from new.json --fill docs/benchmarks.md
