@@ -9,7 +9,7 @@ import torch
 from tqdm import tqdm
 
 from dcgnn import DCConv
-from dcgnn.bench import gate, memory
+from dcgnn.bench import gate, memory, plan
 from dcgnn.bench.cases import CASES, DC_CONV, GAT, GCN, PHASES, PlainPyTorch
 from dcgnn.bench.phases import make_runs
 from dcgnn.bench.problem import Problem, Settings, loaded_problem, shaped_problem
@@ -185,3 +185,22 @@ def test_a_child_process_that_fails_leaves_the_times(monkeypatch):
     worker.layers("layers", tiny(), [CASES["plain PyTorch"]], ("forward", "epoch"))
     assert [(row.phase, row.reason) for row in worker.rows] == [("forward", "memory was not measured: died")]
     assert worker.rows[0].median_ms is not None
+
+
+def test_the_progress_bar_ends_at_its_total():
+    seen = []
+    bar = tqdm(disable=True)
+    bar.update = lambda seconds: (setattr(bar, "n", bar.n + seconds), seen.append(bar.n / bar.total))
+    worker = Runner(Context(FACTS), Effort(rounds=1, warmup=0), bar)
+    graph = plan.Plan(
+        shapes=[],
+        graphs=["sbm:num_nodes=60,avg_degree=4"],
+        cases=["DGL GraphConv", "GATConv", "GCNConv(CSR)"],
+        suites=["layers"],
+        channels=[8],
+        memory=False,
+    )
+    plan.measure(graph, worker)
+    assert max(seen) <= 1 + 1e-6
+    assert seen[-1] == pytest.approx(1.0)
+    assert bar.total < plan.estimate(graph, worker.effort), "the size is known once the graph is read"

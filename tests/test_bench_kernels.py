@@ -62,6 +62,9 @@ def test_work_counts_rows_of_every_slot():
     assert work["node_update"].gathered == 3 * row
     assert work["local_sinkhorn_backward"].gathered == 7 * row
     assert kernel_work(tiny())["local_sinkhorn_backward"].gathered == 4 * row
+    table, index = 120 * 8 * 4, problem.num_slots * 4
+    assert work["local_sinkhorn"].streamed == 2 * 3 * table + (3 + 1) * index, "centroids are read, too"
+    assert kernel_work(tiny())["local_sinkhorn"].streamed == 2 * table + (2 + 1) * index
     assert work["linear"].operations == 2 * 120 * 8 * 8
     half = kernel_work(problem.with_settings(replace(problem.settings, dtype="bfloat16")))
     assert half["node_update"].gathered == 1.5 * row
