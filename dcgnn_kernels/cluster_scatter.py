@@ -40,7 +40,7 @@ def cluster_scatter(assign: Tensor, clusters: Tensor, graph: EgoGraph) -> Tensor
     check_float("clusters", clusters, 3)
     check_same("assign", assign, "clusters", clusters)
     num_egos, num_clusters, num_channels = graph.num_egos, clusters.size(1), clusters.size(2)
-    check_shape("clusters", clusters, (num_egos, num_clusters, num_channels), "[graph.num_egos, K, F]")
+    check_shape("clusters", clusters, (num_egos, num_clusters, num_channels), "[N, K, F]")
     check_shape("assign", assign, (graph.num_slots, num_clusters), "[graph.num_slots, K]")
     if graph.device != clusters.device:
         raise ValueError(

@@ -74,7 +74,7 @@ def local_sinkhorn(
         check_same("centroids", centroids, "z", z)
         num_clusters = centroids.size(1)
         shape = (graph.num_egos, num_clusters, num_channels)
-        check_shape("centroids", centroids, shape, "[graph.num_egos, K, F]")
+        check_shape("centroids", centroids, shape, "[N, K, F]")
         if num_clusters < 1:
             raise ValueError("centroids must hold at least one cluster-node for every ego, got K = 0")
     check_sinkhorn_options(lam, num_iters, cost_scale, tol, max_iters)

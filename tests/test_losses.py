@@ -84,7 +84,7 @@ def test_descending_the_loss_makes_clusters_orthogonal() -> None:
     assert orthogonality_loss(clusters).item() < 0.2 * start
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 3, 4), (0, 4)])
+@pytest.mark.parametrize("shape", [(3,), (2, 2, 3, 4), (0, 4), (0, 3, 4)])
 def test_orthogonality_refuses_other_shapes(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="clusters"):
         orthogonality_loss(torch.zeros(shape))

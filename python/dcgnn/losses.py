@@ -25,7 +25,7 @@ def orthogonality_loss(clusters: Tensor) -> Tensor:
         clusters: ``[Ω, F]`` global cluster-nodes :math:`C`; of a batch of graphs ``[G, Ω, F]``, whose losses
             are averaged.
     """
-    if clusters.dim() == 3:
+    if clusters.dim() == 3 and clusters.size(0) > 0:
         return torch.stack([orthogonality_loss(one) for one in clusters]).mean()
     if clusters.dim() != 2 or clusters.size(0) < 1:
         raise ValueError(f"clusters must have shape [Ω, F] with Ω >= 1, got {list(clusters.shape)}")
