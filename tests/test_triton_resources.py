@@ -20,6 +20,10 @@ from dcgnn.cli import main
 from dcgnn_kernels.triton import catalogue, inspect
 
 NO_SPILLS = tuple(t for t in inspect.NVIDIA_TARGETS if t != "sm_75")
+# Not mended yet, and named in docs/triton_kernels.md: bytes of a thread.
+KNOWN_SPILLS = {
+    ("sm_120", torch.float32): {"pair_backward fp32 [E=1, M=128] fresh has_assign has_clusters": 40}
+}
 LARGEST, DEFAULTS, EVERYTHING = "largest tiles", "default configurations", "every option"
 
 
@@ -71,7 +75,8 @@ def test_compiles_without_spills(target, dtype, which, in_processes):
     number = len(chosen(dtype, which))
     done = list(in_processes(functools.partial(compile_one, target, dtype, which), range(number)))
     print(f"{target}, {dtype}: {number} kernels in their {which}")
-    assert [line for line in done if line[2] > 0] == []
+    spilled = {label: size for label, _, size in done if size > 0}
+    assert spilled == KNOWN_SPILLS.get((target, dtype), {})
 
 
 def test_the_catalogue_has_every_kernel():
