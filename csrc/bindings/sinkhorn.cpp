@@ -171,8 +171,10 @@ Gradients backward(const Problems& problems, const OptionalTensor& grad_assign_,
   at::Tensor coefficients =
       empty_output({cpu::num_coefficients(transport, num_slots, problems.num_problems())},
                    z.options().dtype(wide));
+  const int64_t table_problems =
+      cpu::table_problems(transport, problems.num_problems(), z.element_size());
   at::Tensor table =
-      empty_output({problems.num_problems(), cpu::table_rows(transport), z.size(1)}, z.options());
+      empty_output({table_problems, cpu::table_rows(transport), z.size(1)}, z.options());
   const cpu::SinkhornBackward call{transport,
                                    dtype,
                                    problems.graph(),
@@ -184,6 +186,7 @@ Gradients backward(const Problems& problems, const OptionalTensor& grad_assign_,
                                    potentials.const_data_ptr(),
                                    coefficients.mutable_data_ptr(),
                                    table.mutable_data_ptr(),
+                                   table_problems,
                                    grad_z.mutable_data_ptr(),
                                    grad_centroids.mutable_data_ptr()};
   const auto& kernels = cpu::kernels();

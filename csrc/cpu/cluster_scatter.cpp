@@ -79,6 +79,7 @@ void run_forward(const ScatterForward& call, const Executor& executor) {
   const T* assign = static_cast<const T*>(call.assign);
   const T* clusters = static_cast<const T*>(call.clusters);
   const A* ego_factor = factors<A>(call.update.ego_factor);
+  const auto out = output_rows<T>(call.out, graph.num_nodes, channels);
   const auto fetch = [=](int64_t ego, int64_t slot) {
     prefetch_row(clusters + ego * num_clusters * channels, num_clusters * channels);
     prefetch_line(assign + slot * num_clusters);
@@ -95,7 +96,7 @@ void run_forward(const ScatterForward& call, const Executor& executor) {
         },
         [&](int64_t node, A* sums) {
           if (call.update.x != nullptr) add_dense_part<T>(call.update, node, channels, sums);
-          write_row(static_cast<T*>(call.out) + node * channels, sums, channels);
+          write_row(out + node * channels, sums, channels);
         });
   });
 }
@@ -157,8 +158,9 @@ void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const Gat
 // out_i = factor_i rows_i for all nodes.
 template <class T>
 void scale_rows(const Executor& executor, int64_t num_nodes, int64_t channels, const Acc<T>* factor,
-                const T* rows, T* out) {
+                const T* rows, T* data) {
   using A = Acc<T>;
+  const auto out = output_rows<T>(data, num_nodes, channels);
   executor.run((num_nodes + kBlockRows - 1) / kBlockRows, [&](int64_t begin, int64_t end) {
     const int64_t last = end * kBlockRows < num_nodes ? end * kBlockRows : num_nodes;
     for (int64_t node = begin * kBlockRows; node < last; ++node) {
@@ -169,6 +171,7 @@ void scale_rows(const Executor& executor, int64_t num_nodes, int64_t channels, c
         }
       });
     }
+    stream_fence();
   });
 }
 

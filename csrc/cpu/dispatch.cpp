@@ -46,4 +46,9 @@ const KernelTable& kernels() {
   return chosen;
 }
 
+int64_t& streamed_bytes() {
+  static int64_t bytes = int64_t{1} << 26;
+  return bytes;
+}
+
 }  // namespace dcgnn::cpu

@@ -11,6 +11,7 @@ namespace {
 
 // Every node is in the one problem, at the slot of its own number.
 struct OneProblem {
+  static constexpr int64_t count = 0;  // nothing to prefetch
   DCGNN_INLINE int64_t problem(int64_t) const { return 0; }
   DCGNN_INLINE int64_t slot(int64_t node) const { return node; }
   DCGNN_INLINE void prefetch(int64_t) const {}
@@ -22,14 +23,15 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
   const auto rows =
       consecutive_rows(static_cast<const T*>(call.z), call.transport.channels, call.num_nodes);
   const T* centroids = static_cast<const T*>(call.centroids);
-  const auto solve = [&](auto&& solver, const auto& start) {
-    return solver.forward(rows, call.num_nodes, start, static_cast<T*>(call.assign),
-                          static_cast<T*>(call.clusters), static_cast<A*>(call.potentials));
-  };
   if (call.transport.num_clusters == 2) {
-    return solve(PairSolver<T>(call.transport, executor), PairStart<T>{centroids, nullptr});
+    return PairSolver<T>(call.transport, executor)
+        .forward(rows, call.num_nodes, PairStart<T>{centroids, nullptr},
+                 static_cast<T*>(call.assign), OutputRows<T>{static_cast<T*>(call.clusters), false},
+                 static_cast<A*>(call.potentials));
   }
-  return solve(TransportSolver<T>(call.transport, executor), centroids);
+  return TransportSolver<T>(call.transport, executor)
+      .forward(rows, call.num_nodes, centroids, static_cast<T*>(call.assign),
+               static_cast<T*>(call.clusters), static_cast<A*>(call.potentials));
 }
 
 template <class T>
@@ -50,7 +52,8 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   if (pair) {
     PairSolver<T> solver(call.transport, executor);
     solver.backward(rows, call.num_nodes, {centroids, nullptr}, potentials, grad_assign,
-                    grad_clusters, coefficients, scale_weight, table, grad_centroids, nullptr);
+                    grad_clusters, coefficients, scale_weight,
+                    {{table, false}, grad_centroids, nullptr, false});
   } else {
     TransportSolver<T> solver(call.transport, executor);
     solver.backward(rows, call.num_nodes, centroids, potentials, grad_assign, grad_clusters,
@@ -59,6 +62,7 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   const auto gather = grad_clusters == nullptr ? gather_node_gradient<false, T, OneProblem>
                                                : gather_node_gradient<true, T, OneProblem>;
   const int64_t num_blocks = (call.num_nodes + kBlockRows - 1) / kBlockRows;
+  const auto grad_z = output_rows<T>(call.grad_z, call.num_nodes, channels);
   executor.run(num_blocks, [&](int64_t begin, int64_t end) {
     Buffer<A> row;
     A* sums = row.reserve(channels);
@@ -66,13 +70,14 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
     for (int64_t node = begin * kBlockRows; node < last; ++node) {
       if (pair) {
         gather_pair_gradient(OneProblem{}, node, node + 1, channels, coefficients, scale_weight,
-                             table, z + node * channels, centroids, 0, sums);
+                             table, 0, z + node * channels, centroids, 0, sums);
       } else {
         gather(OneProblem{}, node, node + 1, clusters, channels, coefficients, z + node * channels,
                centroids, grad_clusters, sums);
       }
-      write_row(static_cast<T*>(call.grad_z) + node * channels, sums, channels);
+      write_row(grad_z + node * channels, sums, channels);
     }
+    stream_fence();
   });
 }
 

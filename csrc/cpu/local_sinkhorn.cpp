@@ -24,6 +24,9 @@ struct Egos {
     if (centroids != nullptr) return {centroids + ego * 2 * channels, nullptr};
     return {nullptr, z + ego * channels};
   }
+  SmallEgo<T> small(const T* z, int64_t channels, int64_t ego) const {
+    return {rows(z, channels, ego), size(ego), ego, z + ego * channels};
+  }
   // solve(solver, ego) for every ego, with solvers of this type.
   template <class Solver, class Solve>
   void for_each(const Transport& transport, const Executor& executor, const Solve& solve) const {
@@ -38,11 +41,38 @@ struct Egos {
 };
 
 // A thread's solver and the small egos that wait for company.
-template <class T>
+template <class T, class Batch>
 struct PairSolvers {
   PairSolver<T> solver;
-  PairBatch<T> batch;
+  Batch batch;
 };
+
+// For the egos of [first, last): add(batch, ego) if they start fresh and a batch takes it, else
+// solve(solver, ego); finish(solvers) whenever a batch is full.
+template <class T, class Batch, class Add, class Solve, class Finish>
+void for_each_pair(const Egos<T>& egos, int64_t first, int64_t last, const Transport& transport,
+                   bool fresh, const Executor& executor, const Add& add, const Solve& solve,
+                   const Finish& finish) {
+  using Solvers = PairSolvers<T, Batch>;
+  const SerialExecutor serial;
+  for_each_segment(
+      egos.rowptr.from(first), last - first, executor,
+      [&] { return Solvers{{transport, serial}, Batch(transport)}; },
+      [&](Solvers& own, int64_t index) {
+        const int64_t ego = first + index;
+        if (!fresh || !Batch::takes(transport, egos.size(ego))) {
+          solve(own.solver, ego);
+          return;
+        }
+        add(own.batch, ego);
+        if (own.batch.is_full()) finish(own);
+      },
+      [&](int64_t index) {
+        PairSolver<T> solver(transport, executor);
+        solve(solver, first + index);
+      },
+      finish);
+}
 
 template <class T>
 bool run_forward(const SinkhornForward& call, const Executor& executor) {
@@ -61,48 +91,30 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
   const auto assign = [&](int64_t ego) {
     return static_cast<T*>(call.assign) + egos.rowptr[ego] * clusters;
   };
-  const auto new_clusters = [&](int64_t ego) {
-    return static_cast<T*>(call.clusters) + ego * width;
-  };
+  const auto all_clusters = output_rows<T>(call.clusters, egos.graph.num_egos * clusters, channels);
+  const auto new_clusters = [&](int64_t ego) { return all_clusters + ego * width; };
   const auto potentials = [&](int64_t ego) {
     return static_cast<A*>(call.potentials) + ego * steps * clusters;
   };
-  const auto solve = [&](auto& solver, int64_t ego, const auto& start) {
-    note(solver.forward(egos.rows(z, channels, ego), egos.size(ego), start, assign(ego),
-                        new_clusters(ego), potentials(ego)));
-  };
-  const auto solve_pair = [&](PairSolver<T>& solver, int64_t ego) {
-    solve(solver, ego, egos.start(z, centroids, channels, ego));
-  };
   if (clusters != 2) {
     egos.template for_each<TransportSolver<T>>(transport, executor, [&](auto& solver, int64_t ego) {
-      solve(solver, ego, centroids + ego * width);
+      note(solver.forward(egos.rows(z, channels, ego), egos.size(ego), centroids + ego * width,
+                          assign(ego), new_clusters(ego).data, potentials(ego)));
     });
-  } else if (centroids != nullptr) {
-    egos.template for_each<PairSolver<T>>(transport, executor, solve_pair);
-  } else {
-    const SerialExecutor serial;
-    const auto finish = [&](PairSolvers<T>& own) {
-      note(own.batch.solve([&](int64_t ego) { solve_pair(own.solver, ego); }));
-    };
-    for_each_segment(
-        egos.rowptr, egos.graph.num_egos, executor,
-        [&] { return PairSolvers<T>{{transport, serial}, PairBatch<T>(transport)}; },
-        [&](PairSolvers<T>& own, int64_t ego) {
-          if (!PairBatch<T>::takes(transport, egos.size(ego))) {
-            solve_pair(own.solver, ego);
-            return;
-          }
-          own.batch.add({egos.rows(z, channels, ego), egos.size(ego), ego, z + ego * channels,
-                         assign(ego), new_clusters(ego), potentials(ego)});
-          if (own.batch.is_full()) finish(own);
-        },
-        [&](int64_t ego) {
-          PairSolver<T> solver(transport, executor);
-          solve_pair(solver, ego);
-        },
-        finish);
+    return finite.load();
   }
+  const auto solve = [&](PairSolver<T>& solver, int64_t ego) {
+    note(solver.forward(egos.rows(z, channels, ego), egos.size(ego),
+                        egos.start(z, centroids, channels, ego), assign(ego), new_clusters(ego),
+                        potentials(ego)));
+  };
+  for_each_pair<T, PairForwardBatch<T>>(
+      egos, 0, egos.graph.num_egos, transport, centroids == nullptr, executor,
+      [&](auto& batch, int64_t ego) {
+        batch.add(egos.small(z, channels, ego), {assign(ego), new_clusters(ego), potentials(ego)});
+      },
+      solve,
+      [&](auto& own) { note(own.batch.solve([&](int64_t ego) { solve(own.solver, ego); })); });
   return finite.load();
 }
 
@@ -120,6 +132,27 @@ void gather_nodes(const GraphView& graph, int64_t channels, const Executor& exec
   });
 }
 
+// visit(graph, first, last) for parts of at most `part` egos, with the transpose's entries of each.
+template <class Visit>
+void for_each_part(const GraphView& graph, int64_t part, const Executor& executor,
+                   const Visit& visit) {
+  if (part >= graph.num_egos) {
+    visit(graph, 0, graph.num_egos);
+    return;
+  }
+  const auto run = [&](auto cutter) {
+    for (int64_t first = 0; first < graph.num_egos; first += part) {
+      const int64_t last = first + part < graph.num_egos ? first + part : graph.num_egos;
+      visit(cutter.cut(graph, first, last, executor), first, last);
+    }
+  };
+  if (graph.ego.wide) {
+    run(TransposePart<int64_t>());
+  } else {
+    run(TransposePart<int32_t>());
+  }
+}
+
 template <class T>
 void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
   using A = Acc<T>;
@@ -133,39 +166,57 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
   const T* grad_clusters = static_cast<const T*>(call.grad_clusters);
   A* coefficients = static_cast<A*>(call.coefficients);
   A* scale_weights = coefficients + 2 * egos.graph.num_slots;
-  T* table = static_cast<T*>(call.table);
+  const auto table = output_rows<T>(call.table, call.table_problems * kPairRows, channels);
+  T* grad_centroids = static_cast<T*>(call.grad_centroids);
   T* grad_z = static_cast<T*>(call.grad_z);  // at first what a fresh ego's own row gets
   const bool fresh = centroids == nullptr;
-  egos.template for_each<PairSolver<T>>(transport, executor, [&](auto& solver, int64_t ego) {
-    const int64_t begin = egos.rowptr[ego];
-    solver.backward(
-        egos.rows(z, channels, ego), egos.size(ego), egos.start(z, centroids, channels, ego),
-        static_cast<const A*>(call.potentials) + ego * steps * 2,
-        grad_assign == nullptr ? nullptr : grad_assign + begin * 2,
-        grad_clusters == nullptr ? nullptr : grad_clusters + ego * 2 * channels,
-        coefficients + begin * 2, scale_weights + ego, table + ego * kPairRows * channels,
-        fresh ? nullptr : static_cast<T*>(call.grad_centroids) + ego * 2 * channels,
-        grad_z + ego * channels);
-  });
   const T* first_centroids = fresh ? z : centroids;
   const int64_t first_stride = fresh ? channels : 2 * channels;
-  gather_nodes<T>(
-      egos.graph, channels, executor,
-      [=](int64_t ego, int64_t slot) {
-        prefetch_row(table + ego * kPairRows * channels, kPairRows * channels);
-        prefetch_line(coefficients + slot * 2);
-      },
-      [&](const auto& entries, int64_t node, int64_t begin, int64_t end, A* sums) {
-        gather_pair_gradient(entries, begin, end, channels, coefficients, scale_weights, table,
-                             z + node * channels, first_centroids, first_stride, sums);
-      },
-      [&](int64_t node, A* sums) {
-        T* out = grad_z + node * channels;
-        for_each_slice<A, 1>(channels, [&](auto slice) {
-          const Vec<A> own = fresh ? slice.load(out, 0) : Vec<A>{};
-          slice.store(out, 0, own + slice.load(sums, 0));
+
+  const auto run_part = [&](const GraphView& graph, int64_t first, int64_t last) {
+    const auto arrays = [&](int64_t ego) -> typename PairBackwardBatch<T>::Arrays {
+      const int64_t begin = egos.rowptr[ego];
+      return {static_cast<const A*>(call.potentials) + ego * steps * 2,
+              grad_assign == nullptr ? nullptr : grad_assign + begin * 2,
+              grad_clusters == nullptr ? nullptr : grad_clusters + ego * 2 * channels,
+              coefficients + begin * 2,
+              scale_weights + ego,
+              {table + (ego - first) * kPairRows * channels,
+               fresh ? nullptr : grad_centroids + ego * 2 * channels, grad_z + ego * channels,
+               first > 0}};
+    };
+    const auto solve = [&](PairSolver<T>& solver, int64_t ego) {
+      const auto a = arrays(ego);
+      solver.backward(egos.rows(z, channels, ego), egos.size(ego),
+                      egos.start(z, centroids, channels, ego), a.potentials, a.grad_assign,
+                      a.grad_clusters, a.coefficients, a.scale_weight, a.gradients);
+    };
+    for_each_pair<T, PairBackwardBatch<T>>(
+        egos, first, last, transport, fresh, executor,
+        [&](auto& batch, int64_t ego) { batch.add(egos.small(z, channels, ego), arrays(ego)); },
+        solve, [&](auto& own) { own.batch.solve([&](int64_t ego) { solve(own.solver, ego); }); });
+
+    const T* rows = table.data;
+    gather_nodes<T>(
+        graph, channels, executor,
+        [=](int64_t ego, int64_t slot) {
+          prefetch_row(rows + (ego - first) * kPairRows * channels, kPairRows * channels);
+          prefetch_line(coefficients + slot * 2);
+        },
+        [&](const auto& entries, int64_t node, int64_t begin, int64_t end, A* sums) {
+          gather_pair_gradient(entries, begin, end, channels, coefficients, scale_weights, rows,
+                               first, z + node * channels, first_centroids, first_stride, sums);
+        },
+        [&](int64_t node, A* sums) {
+          T* out = grad_z + node * channels;
+          const bool started = first > 0 || (fresh && node < last);
+          for_each_slice<A, 1>(channels, [&](auto slice) {
+            const Vec<A> begun = started ? slice.load(out, 0) : Vec<A>{};
+            slice.store(out, 0, begun + slice.load(sums, 0));
+          });
         });
-      });
+  };
+  for_each_part(egos.graph, call.table_problems, executor, run_part);
 }
 
 template <class T>

@@ -55,7 +55,7 @@ int smaller_cluster(const A (&sums)[2]) {
 // mean: the smaller cluster.
 template <class T, class A>
 void write_fresh_clusters(const A* mean, const A* neighbour_sum, const T* own, const A (&sums)[2],
-                          int64_t channels, T* clusters) {
+                          int64_t channels, const OutputRows<T>& clusters) {
   const int small = smaller_cluster(sums), large = 1 - small;
   const A part = sums[small], inverse = A(1) / sums[large];
   for_each_slice<A, 1>(channels, [&](auto slice) {
@@ -72,6 +72,89 @@ void write_fresh_clusters(const A* mean, const A* neighbour_sum, const T* own, c
 // for every slot Q_min and -2 dM_u2, and one number w: 2 (dM_u1 + dM_u2), which a cost scale gives
 // to some slots, all the same to each of them. The sign of Q_min marks those slots.
 
+// The gradient of a cost scale, as part of 2 dM.
+template <class A>
+struct PairScaleGradient {
+  A everywhere = 0;
+  A at_maximum = 0;
+};
+
+// grad_c1 = sum(v e) for v = 2 dM_u2 of all rows is given; `total` is sum(v).
+template <class A>
+void second_centroid_gradient(const A* direction, A total, int64_t channels, const A* grad_first,
+                              A* grad_second) {
+  for_each_slice<A, 1>(channels, [&](auto slice) {
+    const Vec<A> sum = slice.load(grad_first, 0);
+    slice.store(grad_second, 0, total * slice.load(direction, 0) - sum);
+  });
+}
+
+// What `everywhere` adds to the centroids' gradients; sum is that of e over all rows.
+template <class A>
+void add_mean_gradient(const A* direction, const A* sum, A everywhere, int64_t num_rows,
+                       int64_t channels, A* grad_first, A* grad_second) {
+  const A count = static_cast<A>(num_rows);
+  for_each_slice<A, 1>(channels, [&](auto slice) {
+    const Vec<A> e = slice.load(sum, 0), d = slice.load(direction, 0);
+    slice.store(grad_first, 0, slice.load(grad_first, 0) - everywhere * e);
+    slice.store(grad_second, 0, slice.load(grad_second, 0) + everywhere * (count * d - e));
+  });
+}
+
+// What `at_maximum` adds: to the slot's two coefficients, and to the gradient `out` of its
+// centroid.
+template <class A>
+DCGNN_INLINE void add_maximum_coefficient(A at_maximum, int64_t cluster, A* coefficients) {
+  if (cluster == 1) coefficients[1] = limit_gradient(coefficients[1] - at_maximum);
+  coefficients[0] = -coefficients[0];
+}
+template <class T, class A>
+void add_maximum_gradient(const T* row, const A* axis, int64_t cluster, A weight, int64_t channels,
+                          A* out) {
+  for_each_slice<A, 1>(channels, [&](auto slice) {
+    Vec<A> centroid = slice.load(axis, 0);
+    if (cluster == 1) centroid += slice.load(axis + channels, 0);
+    slice.store(out, 0, slice.load(out, 0) + weight * (centroid - slice.load(row, 0)));
+  });
+}
+
+// Where the gradients of one problem's centroids go, and its rows of the table. A problem that
+// starts fresh gives its own row `own_gradient` and passes the rest on through the table.
+template <class T>
+struct PairGradients {
+  OutputRows<T> table;
+  T* centroids;         // null: fresh
+  T* own_gradient;      // fresh only
+  bool own_is_started;  // own_gradient holds a part of the sum already
+
+  template <class A>
+  void write(const A* direction, const A* grad_first, const A* grad_second, const T* grad_clusters,
+             const A (&sums)[2], int64_t num_rows, int64_t channels) const {
+    const int small = smaller_cluster(sums), large = 1 - small;
+    const bool fresh = centroids == nullptr;
+    const A share = fresh && num_rows > 1 ? A(1) / static_cast<A>(num_rows - 1) : A(0);
+    const A part = sums[small] / sums[large], inverse = A(1) / sums[large];
+    for_each_slice<A, 1>(channels, [&](auto slice) {
+      Vec<A> of_small = {}, of_large = {};
+      if (grad_clusters != nullptr) {
+        of_small = slice.load(grad_clusters + small * channels, 0);
+        of_large = slice.load(grad_clusters + large * channels, 0);
+      }
+      const Vec<A> first = slice.load(grad_first, 0), second = slice.load(grad_second, 0);
+      slice.store(table, 0, of_small - part * of_large);
+      slice.store(table + channels, 0, slice.load(direction, 0));
+      slice.store(table + 2 * channels, 0, inverse * of_large + share * second);
+      if (fresh) {
+        const Vec<A> begun = own_is_started ? slice.load(own_gradient, 0) : Vec<A>{};
+        slice.store(own_gradient, 0, begun + first + (num_rows > 1 ? -share * second : second));
+      } else {
+        slice.store(centroids, 0, first);
+        slice.store(centroids + channels, 0, second);
+      }
+    });
+  }
+};
+
 template <class T>
 class PairSolver {
  public:
@@ -83,7 +166,7 @@ class PairSolver {
 
   // False when a cost is not finite.
   bool forward(const Rows& rows, int64_t num_rows, const PairStart<T>& start, T* assign,
-               T* clusters, A* potentials) {
+               const OutputRows<T>& clusters, A* potentials) {
     problem_.reset(num_rows, /*backward=*/false);
     find_axis(rows, start);
     const CostState<A> state = fill_logits<false>(rows);
@@ -108,11 +191,10 @@ class PairSolver {
     return true;
   }
 
-  // grad_assign and grad_clusters may be null. Given centroids: grad_centroids [2, F]. Fresh ones:
-  // own_gradient [F], what the ego's own row gets beyond its share in the gather.
+  // grad_assign and grad_clusters may be null.
   void backward(const Rows& rows, int64_t num_rows, const PairStart<T>& start, const A* potentials,
                 const T* grad_assign, const T* grad_clusters, A* coefficients, A* scale_weight,
-                T* table, T* grad_centroids, T* own_gradient) {
+                const PairGradients<T>& gradients) {
     problem_.reset(num_rows, /*backward=*/true);
     find_axis(rows, start);
     const CostState<A> state = fill_logits<true>(rows);
@@ -132,34 +214,11 @@ class PairSolver {
     write_coefficients(state, scale, smaller_cluster(sums), coefficients);
     *scale_weight = scale.everywhere != 0 ? A(2) * scale.everywhere : scale.at_maximum;
     centroid_gradients(rows, state, scale, grad_first, grad_second);
-
-    const int small = smaller_cluster(sums), large = 1 - small;
-    const A share = fresh_ && num_rows > 1 ? A(1) / static_cast<A>(num_rows - 1) : A(0);
-    const A part = sums[small] / sums[large], inverse = A(1) / sums[large];
-    for_each_slice<A, 1>(channels, [&](auto slice) {
-      Vec<A> of_small = {}, of_large = {};
-      if (grad_clusters != nullptr) {
-        of_small = slice.load(grad_clusters + small * channels, 0);
-        of_large = slice.load(grad_clusters + large * channels, 0);
-      }
-      const Vec<A> first = slice.load(grad_first, 0), second = slice.load(grad_second, 0);
-      slice.store(table, 0, of_small - part * of_large);
-      slice.store(table + channels, 0, slice.load(direction(), 0));
-      slice.store(table + 2 * channels, 0, inverse * of_large + share * second);
-      if (fresh_) {
-        slice.store(own_gradient, 0, first + (num_rows > 1 ? -share * second : second));
-      } else {
-        slice.store(grad_centroids, 0, first);
-        slice.store(grad_centroids + channels, 0, second);
-      }
-    });
+    gradients.write(direction(), grad_first, grad_second, grad_clusters, sums, num_rows, channels);
   }
 
  private:
-  struct ScaleGradient {
-    A everywhere = 0;  // of every 2 dM
-    A at_maximum = 0;  // of 2 dM at the maximum
-  };
+  using ScaleGradient = PairScaleGradient<A>;
 
   const A* centre() { return axis_.reserve(0); }
   const A* direction() { return centre() + transport_.channels; }
@@ -277,7 +336,7 @@ class PairSolver {
     });
   }
 
-  void write_clusters(const Rows& rows, T* clusters) {
+  void write_clusters(const Rows& rows, const OutputRows<T>& clusters) {
     const int64_t channels = transport_.channels;
     A* sums = sums_.reserve(2 * channels);
     problem_.sum_blocks(2 * channels, sums, [&](int64_t block, A* partial) {
@@ -289,7 +348,8 @@ class PairSolver {
                          [&](auto slice) { slice.store(clusters, 0, slice.load(sums, 0)); });
   }
 
-  void write_fresh(const Rows& rows, const PairStart<T>& start, const A (&sums)[2], T* clusters) {
+  void write_fresh(const Rows& rows, const PairStart<T>& start, const A (&sums)[2],
+                   const OutputRows<T>& clusters) {
     const int64_t channels = transport_.channels;
     const int small = smaller_cluster(sums);
     A* mean = sums_.reserve(channels);
@@ -391,9 +451,8 @@ class PairSolver {
       }
     });
     if (state.max_row >= 0 && scale.at_maximum != 0) {
-      A* out = coefficients + state.max_row * 2;
-      if (state.max_cluster == 1) out[1] = limit_gradient(out[1] - scale.at_maximum);
-      out[0] = -out[0];
+      add_maximum_coefficient(scale.at_maximum, state.max_cluster,
+                              coefficients + state.max_row * 2);
     }
   }
 
@@ -412,10 +471,7 @@ class PairSolver {
       *partial = reduce_add<A>(sum);
     });
     centred_sum(rows, [&](int64_t block) { return problem_.values(block); }, grad_first);
-    for_each_slice<A, 1>(channels, [&](auto slice) {
-      const Vec<A> sum = slice.load(grad_first, 0);
-      slice.store(grad_second, 0, total * slice.load(direction(), 0) - sum);
-    });
+    second_centroid_gradient(direction(), total, channels, grad_first, grad_second);
     if (scale.everywhere != 0) {
       A* sum = grad_second + channels;  // of e over all rows
       problem_.for_each_block([&](int64_t block) {
@@ -425,24 +481,12 @@ class PairSolver {
       });
       centred_sum(
           rows, [&](int64_t block) { return problem_.values(block) + problem_.stride(); }, sum);
-      const A count = static_cast<A>(problem_.rows());
-      for_each_slice<A, 1>(channels, [&](auto slice) {
-        const Vec<A> e = slice.load(sum, 0), d = slice.load(direction(), 0);
-        slice.store(grad_first, 0, slice.load(grad_first, 0) - scale.everywhere * e);
-        slice.store(grad_second, 0,
-                    slice.load(grad_second, 0) + scale.everywhere * (count * d - e));
-      });
+      add_mean_gradient(direction(), sum, scale.everywhere, problem_.rows(), channels, grad_first,
+                        grad_second);
     }
     if (state.max_row >= 0 && scale.at_maximum != 0) {
-      const T* row = rows.row(state.max_row);
-      A* out = state.max_cluster == 0 ? grad_first : grad_second;
-      for_each_slice<A, 1>(channels, [&](auto slice) {
-        const Vec<A> centroid = state.max_cluster == 0
-                                    ? slice.load(centre(), 0)
-                                    : slice.load(centre(), 0) + slice.load(direction(), 0);
-        slice.store(out, 0,
-                    slice.load(out, 0) + scale.at_maximum * (centroid - slice.load(row, 0)));
-      });
+      add_maximum_gradient(rows.row(state.max_row), centre(), state.max_cluster, scale.at_maximum,
+                           channels, state.max_cluster == 0 ? grad_first : grad_second);
     }
   }
 
@@ -466,22 +510,33 @@ extern template class PairSolver<float>;
 extern template class PairSolver<double>;
 extern template class PairSolver<BFloat16>;
 
+// By then the coefficient that marks a slot has come.
+constexpr int64_t kPrefetchMarked = 6;
+
 // grad_z of a node: the sum over its entries of Q U + m d + V, and w (z_i - c_1) in marked slots.
-// first_centroids[problem * first_stride] is c_1.
+// The table begins with problem table_begin; first_centroids[problem * first_stride] is c_1.
 template <class T, class Entries>
 void gather_pair_gradient(const Entries& entries, int64_t begin, int64_t end, int64_t channels,
                           const Acc<T>* coefficients, const Acc<T>* scale_weights, const T* table,
-                          const T* z_row, const T* first_centroids, int64_t first_stride,
-                          Acc<T>* out) {
+                          int64_t table_begin, const T* z_row, const T* first_centroids,
+                          int64_t first_stride, Acc<T>* out) {
   using A = Acc<T>;
   for_each_slice<A, kSliceVectors>(channels, [&](auto slice) {
     constexpr int NV = decltype(slice)::kVectors;
     Vec<A> acc[NV] = {};
     for (int64_t k = begin; k < end; ++k) {
-      if (slice.first == 0) entries.prefetch(k);
+      if (slice.first == 0) {
+        entries.prefetch(k);
+        if (k + kPrefetchMarked < entries.count) {
+          const int64_t soon = k + kPrefetchMarked;
+          if (std::signbit(coefficients[entries.slot(soon) * 2])) {
+            prefetch_row(first_centroids + entries.problem(soon) * first_stride, channels);
+          }
+        }
+      }
       const int64_t problem = entries.problem(k);
       const A* coefficient = coefficients + entries.slot(k) * 2;
-      const T* rows = table + problem * kPairRows * channels;
+      const T* rows = table + (problem - table_begin) * kPairRows * channels;
       const A plan = std::fabs(coefficient[0]), slope = coefficient[1];
       for (int v = 0; v < NV; ++v) {
         acc[v] += plan * slice.load(rows, v) + slice.load(rows + 2 * channels, v);

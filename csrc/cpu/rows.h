@@ -10,6 +10,22 @@
 
 namespace dcgnn::cpu::DCGNN_ISA {
 
+// Rows that are written once and read later, by a gather or by somebody else. Large ones pass the
+// caches by, which would read the old rows first and lose what is in use.
+template <class T>
+struct OutputRows {
+  T* data;
+  bool streamed;
+  OutputRows operator+(int64_t count) const { return {data + count, streamed}; }
+};
+
+template <class T>
+OutputRows<T> output_rows(void* data, int64_t num_rows, int64_t channels) {
+  const int64_t bytes = channels * static_cast<int64_t>(sizeof(T));
+  const bool aligned = reinterpret_cast<uintptr_t>(data) % 64 == 0 && bytes % 64 == 0;
+  return {static_cast<T*>(data), aligned && num_rows * bytes >= streamed_bytes()};
+}
+
 // NV whole vectors of a row, from channel `first`.
 template <class A, int NV>
 struct FullSlice {
@@ -22,6 +38,14 @@ struct FullSlice {
   template <class T>
   DCGNN_INLINE void store(T* row, int v, Vec<A> value) const {
     DCGNN_ISA::store(row + first + v * kLanes<A>, value);
+  }
+  template <class T>
+  DCGNN_INLINE void store(const OutputRows<T>& row, int v, Vec<A> value) const {
+    if (row.streamed) {
+      stream(row.data + first + v * kLanes<A>, value);
+    } else {
+      store(row.data, v, value);
+    }
   }
 };
 
@@ -38,6 +62,10 @@ struct TailSlice {
   template <class T>
   DCGNN_INLINE void store(T* row, int, Vec<A> value) const {
     store_partial(row + first, value, count);
+  }
+  template <class T>
+  DCGNN_INLINE void store(const OutputRows<T>& row, int v, Vec<A> value) const {
+    store(row.data, v, value);
   }
 };
 

@@ -21,8 +21,10 @@ void for_each_segment(IndexArray ptr, int64_t num_segments, const Executor& exec
       if (!split.is_hub(segment)) body(state, segment);
     }
     finish(state);
+    stream_fence();
   });
   split.for_each_hub(hub);
+  stream_fence();
 }
 
 template <class Make, class Body, class Hub>
@@ -66,9 +68,10 @@ void sum_segment_blocks(IndexArray ptr, int64_t num_segments, int64_t width,
       });
 }
 
-template <class T>
-DCGNN_INLINE void write_row(T* out, const Acc<T>* values, int64_t count) {
-  for_each_slice<Acc<T>, 1>(count, [&](auto slice) { slice.store(out, 0, slice.load(values, 0)); });
+// out: T* or OutputRows<T>.
+template <class Out, class A>
+DCGNN_INLINE void write_row(const Out& out, const A* values, int64_t count) {
+  for_each_slice<A, 1>(count, [&](auto slice) { slice.store(out, 0, slice.load(values, 0)); });
 }
 
 // The same for one row of F channels a segment, out[segment * F + f].
@@ -91,13 +94,13 @@ template <class Index, class Fetch>
 struct TransposeEntries {
   Index ego;
   Index position;
-  int64_t num_slots;
+  int64_t count;
   Fetch fetch;
   DCGNN_INLINE int64_t problem(int64_t k) const { return ego[k]; }
   DCGNN_INLINE int64_t slot(int64_t k) const { return position[k]; }
   DCGNN_INLINE void prefetch(int64_t k) const {
     const int64_t ahead = k + kPrefetchEntries;
-    if (ahead < num_slots) fetch(ego[ahead], position[ahead]);
+    if (ahead < count) fetch(ego[ahead], position[ahead]);
   }
 };
 
@@ -115,12 +118,14 @@ struct GraphView {
       : num_egos(graph.num_egos),
         num_nodes(graph.num_nodes),
         num_slots(graph.num_slots),
+        num_entries(graph.num_slots),
         rowptr{graph.rowptr, graph.wide_index},
         member{graph.member, graph.wide_index},
         colptr{graph.colptr, graph.wide_index},
         ego{graph.ego, graph.wide_index},
         slot{graph.slot, graph.wide_index} {}
   int64_t num_egos, num_nodes, num_slots;
+  int64_t num_entries;  // of the transpose
   IndexArray rowptr, member, colptr, ego, slot;
 };
 
@@ -131,10 +136,60 @@ void with_transpose_entries(const GraphView& graph, const Fetch& fetch, const Vi
   const int32_t* ego = graph.ego.narrow();
   const int32_t* slot = graph.slot.narrow();
   if (ego != nullptr && slot != nullptr) {
-    visit(TransposeEntries<const int32_t*, Fetch>{ego, slot, graph.num_slots, fetch});
+    visit(TransposeEntries<const int32_t*, Fetch>{ego, slot, graph.num_entries, fetch});
   } else {
-    visit(TransposeEntries<IndexArray, Fetch>{graph.ego, graph.slot, graph.num_slots, fetch});
+    visit(TransposeEntries<IndexArray, Fetch>{graph.ego, graph.slot, graph.num_entries, fetch});
   }
 }
+
+// The transpose of a graph, cut down to the entries of some egos.
+template <class Index>
+class TransposePart {
+ public:
+  // The graph with the entries of the egos [first, last) alone; it lives until the next call.
+  GraphView cut(GraphView graph, int64_t first, int64_t last, const Executor& executor) {
+    Index* colptr = colptr_.reserve(graph.num_nodes + 1);
+    const int64_t num_tasks = (graph.num_nodes + kBlockRows - 1) / kBlockRows;
+    const auto for_each_node = [&](const auto& body) {
+      executor.run(num_tasks, [&](int64_t begin, int64_t end) {
+        const int64_t stop = end * kBlockRows;
+        const int64_t most = stop < graph.num_nodes ? stop : graph.num_nodes;
+        for (int64_t node = begin * kBlockRows; node < most; ++node) body(node);
+      });
+    };
+    const Index* all_egos = static_cast<const Index*>(graph.ego.data);
+    const Index* all_slots = static_cast<const Index*>(graph.slot.data);
+    const IndexArray ends = graph.colptr;
+    // How many of a node's entries are of egos below `ego`; the egos of a node ascend.
+    const auto below = [=](int64_t node, int64_t ego) {
+      const int64_t begin = ends[node], end = ends[node + 1];
+      int64_t count = 0;
+      for (int64_t k = begin; k < end; ++k) count += all_egos[k] < ego;
+      return count;
+    };
+    colptr[0] = 0;
+    for_each_node([&](int64_t node) {
+      colptr[node + 1] = static_cast<Index>(below(node, last) - below(node, first));
+    });
+    for (int64_t node = 0; node < graph.num_nodes; ++node) colptr[node + 1] += colptr[node];
+    graph.num_entries = colptr[graph.num_nodes];
+    Index* ego = ego_.reserve(graph.num_entries);
+    Index* slot = slot_.reserve(graph.num_entries);
+    for_each_node([&](int64_t node) {
+      int64_t from = ends[node] + below(node, first);
+      for (int64_t k = colptr[node]; k < colptr[node + 1]; ++k, ++from) {
+        ego[k] = all_egos[from];
+        slot[k] = all_slots[from];
+      }
+    });
+    graph.colptr.data = colptr;
+    graph.ego.data = ego;
+    graph.slot.data = slot;
+    return graph;
+  }
+
+ private:
+  Buffer<Index> colptr_, ego_, slot_;
+};
 
 }  // namespace dcgnn::cpu::DCGNN_ISA

@@ -57,12 +57,18 @@ struct IndexArray {
     if (data == nullptr) return k;
     return wide ? static_cast<const int64_t*>(data)[k] : static_cast<const int32_t*>(data)[k];
   }
+  // The array from entry k on; it has data.
+  IndexArray from(int64_t k) const {
+    const char* bytes = static_cast<const char*>(data);
+    return {bytes + k * static_cast<int64_t>(wide ? sizeof(int64_t) : sizeof(int32_t)), wide};
+  }
 };
 
 class SlotSplit {
  public:
   SlotSplit(IndexArray ptr, int64_t num_segments) : ptr_(ptr), num_segments_(num_segments) {
-    num_slots_ = num_segments == 0 ? 0 : ptr[num_segments];
+    first_slot_ = num_segments == 0 ? 0 : ptr[0];
+    num_slots_ = num_segments == 0 ? 0 : ptr[num_segments] - first_slot_;
   }
   int64_t num_tasks() const {
     const int64_t by_slots = (num_slots_ + kChunkSlots - 1) / kChunkSlots;
@@ -77,7 +83,7 @@ class SlotSplit {
     int64_t low = 0, high = num_segments_;
     while (low < high) {
       const int64_t middle = low + (high - low) / 2;
-      if (ptr_[middle] < task * kChunkSlots) {
+      if (ptr_[middle] - first_slot_ < task * kChunkSlots) {
         low = middle + 1;
       } else {
         high = middle;
@@ -105,7 +111,7 @@ class SlotSplit {
  private:
   IndexArray ptr_;
   int64_t num_segments_;
-  int64_t num_slots_;
+  int64_t first_slot_, num_slots_;
 };
 
 }  // namespace dcgnn::cpu::DCGNN_ISA

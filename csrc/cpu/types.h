@@ -87,6 +87,16 @@ __attribute__((always_inline)) inline int64_t num_coefficients(const Transport& 
 __attribute__((always_inline)) inline int64_t table_rows(const Transport& transport) {
   return transport.num_clusters == 2 ? kPairRows : 0;
 }
+// How many problems a backward should take at a time: a large table is made, and gathered from, in
+// parts, so that it takes the memory of one row a problem.
+constexpr int64_t kWholeTableBytes = int64_t{1} << 26;
+__attribute__((always_inline)) inline int64_t table_problems(const Transport& transport,
+                                                             int64_t num_problems,
+                                                             int64_t bytes_per_number) {
+  const int64_t rows = num_problems * table_rows(transport);
+  if (rows * transport.channels * bytes_per_number <= kWholeTableBytes) return num_problems;
+  return (num_problems + kPairRows - 1) / kPairRows;
+}
 
 // For the global problem graph is null and there is one problem with num_nodes rows. Without
 // centroids the egos start fresh (K = 2 only): at the node itself and the mean of its neighbours.
@@ -113,8 +123,9 @@ struct SinkhornBackward {
   const void* z;
   const void* centroids;
   const void* potentials;
-  void* coefficients;  // scratch: num_coefficients() numbers
-  void* table;         // scratch: [egos, table_rows(), F], global [1, ..]
+  void* coefficients;      // scratch: num_coefficients() numbers
+  void* table;             // scratch: [table_problems, table_rows(), F]
+  int64_t table_problems;  // at least 1; global 1
   void* grad_z;
   void* grad_centroids;  // null where centroids is
 };
@@ -195,6 +206,9 @@ struct KernelTable {
   void (*local_centroids)(const CentroidsForward&, const Executor&);
   void (*local_centroids_backward)(const CentroidsBackward&, const Executor&);
 };
+
+// Outputs of so many bytes and more pass the caches by; tests lower it.
+int64_t& streamed_bytes();
 
 // The best table that this processor can run; the environment variable DCGNN_CPU_ISA
 // (baseline, avx2, avx512) asks for a lower one. Chosen once.

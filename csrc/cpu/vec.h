@@ -11,7 +11,7 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -152,6 +152,31 @@ DCGNN_INLINE void store(T* p, Vec<Acc<T>> v) {
   } else {
     std::memcpy(p, &v, sizeof(v));
   }
+}
+
+// The same past the caches, for what will not be read soon: the memory is not read first. p is a
+// multiple of the bytes that are written. Others may read after a stream_fence().
+template <class T>
+DCGNN_INLINE void stream(T* p, Vec<Acc<T>> v) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    store(p, v);
+  } else {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), bit_cast<__m512i>(v));
+#elif defined(__AVX2__)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), bit_cast<__m256i>(v));
+#elif defined(__SSE2__)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), bit_cast<__m128i>(v));
+#else
+    store(p, v);
+#endif
+  }
+}
+
+DCGNN_INLINE void stream_fence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
 }
 
 // The first count < kLanes elements; the other lanes are 0.

@@ -2,6 +2,8 @@
 // that is split over threads; and the same bits for one, two and five threads. The instruction set
 // is that of kernels(): CTest runs this program once for each, by DCGNN_CPU_ISA.
 #include <cstring>
+#include <memory>
+#include <new>
 #include <random>
 #include <string>
 
@@ -124,10 +126,34 @@ void check_close(const T* values, const Doubles& expected, double tolerance,
   }
 }
 
-template <class T>
-bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0;
+template <class Values>
+bool same_bits(const Values& a, const Values& b) {
+  return a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
 }
+
+// Outputs begin at a cache line, as torch's do, so that they can be streamed.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <class U>
+  LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64)));
+  }
+  void deallocate(T* data, size_t) { ::operator delete(data, std::align_val_t(64)); }
+  friend bool operator==(const LineAllocator&, const LineAllocator&) { return true; }
+  friend bool operator!=(const LineAllocator&, const LineAllocator&) { return false; }
+};
+template <class T>
+using Output = std::vector<T, LineAllocator<T>>;
+
+// While it lives, every output that can be is streamed.
+struct StreamAll {
+  int64_t usual = cpu::streamed_bytes();
+  StreamAll() { cpu::streamed_bytes() = 0; }
+  ~StreamAll() { cpu::streamed_bytes() = usual; }
+};
 
 struct Case {
   int64_t clusters, channels, iters;
@@ -143,7 +169,7 @@ struct Case {
 
 template <class T>
 struct Results {
-  std::vector<T> assign, clusters, grad_z, grad_centroids;
+  Output<T> assign, clusters, grad_z, grad_centroids;
   std::vector<Wide<T>> potentials;
 };
 
@@ -152,7 +178,7 @@ template <class T>
 Results<T> run_sinkhorn(const Case& c, const cpu::Graph* graph, int64_t num_nodes,
                         const std::vector<T>& z, const std::vector<T>& centroids,
                         const std::vector<T>& grad_assign, const std::vector<T>& grad_clusters,
-                        const cpu::Executor& executor) {
+                        const cpu::Executor& executor, int64_t most_table_problems = 1 << 30) {
   const cpu::Transport transport{c.clusters, c.channels, c.lam, c.iters, c.cost_scale, 1e-12, 2000};
   const int64_t problems = graph == nullptr ? 1 : num_nodes;
   Results<T> out;
@@ -174,7 +200,8 @@ Results<T> run_sinkhorn(const Case& c, const cpu::Graph* graph, int64_t num_node
   CHECK((graph == nullptr ? kernels.global_sinkhorn : kernels.local_sinkhorn)(forward, executor));
   const int64_t slots = static_cast<int64_t>(grad_assign.size()) / c.clusters;
   std::vector<Wide<T>> coefficients(cpu::num_coefficients(transport, slots, problems));
-  std::vector<T> table(problems * cpu::table_rows(transport) * c.channels);
+  const int64_t table_problems = std::min(problems, most_table_problems);
+  Output<T> table(table_problems * cpu::table_rows(transport) * c.channels);
   const cpu::SinkhornBackward backward{transport,
                                        Storage<T>::kType,
                                        graph,
@@ -186,6 +213,7 @@ Results<T> run_sinkhorn(const Case& c, const cpu::Graph* graph, int64_t num_node
                                        out.potentials.data(),
                                        coefficients.data(),
                                        table.data(),
+                                       table_problems,
                                        out.grad_z.data(),
                                        centroids.empty() ? nullptr : out.grad_centroids.data()};
   (graph == nullptr ? kernels.global_sinkhorn_backward : kernels.local_sinkhorn_backward)(backward,
@@ -289,6 +317,18 @@ void check_local(const Case& c, const TestGraph<Index>& graph, bool fresh,
     CHECK(same_bits(got.grad_z, again.grad_z) &&
           same_bits(got.grad_centroids, again.grad_centroids));
   }
+  {
+    const StreamAll streamed;
+    const auto again = run_sinkhorn<T>(c, &view, num_nodes, z, centroids, grad_assign,
+                                       grad_clusters, ThreadExecutor(2));
+    CHECK(same_bits(got.clusters, again.clusters) && same_bits(got.grad_z, again.grad_z));
+  }
+  for (const int64_t part : {num_nodes / 2 + 1, num_nodes / 5 + 1}) {  // the table's egos at a time
+    const auto parts = run_sinkhorn<T>(c, &view, num_nodes, z, centroids, grad_assign,
+                                       grad_clusters, ThreadExecutor(2), part);
+    check_close(parts.grad_z.data(), grad_z, 10 * tolerance, c.name() + " grad_z in parts");
+    CHECK(same_bits(got.grad_centroids, parts.grad_centroids));
+  }
 }
 
 template <class T>
@@ -320,8 +360,8 @@ void check_scatter(int64_t clusters, int64_t channels, const TestGraph<Index>& g
   const auto assign = random_values<T>(graph.num_slots * clusters, 1, random);
   const auto centres = random_values<T>(num_nodes * width, 1, random);
   const auto grad = random_values<T>(num_nodes * channels, 1, random);
-  std::vector<T> out(num_nodes * channels), grad_assign(assign.size()),
-      grad_centres(centres.size());
+  Output<T> out(num_nodes * channels);
+  std::vector<T> grad_assign(assign.size()), grad_centres(centres.size());
   Doubles want(out.size(), 0), want_assign(assign.size(), 0), want_centres(centres.size(), 0);
   for (int64_t ego = 0; ego < num_nodes; ++ego) {
     for (int64_t k = graph.rowptr[ego]; k < graph.rowptr[ego + 1]; ++k) {
@@ -337,9 +377,10 @@ void check_scatter(int64_t clusters, int64_t channels, const TestGraph<Index>& g
       }
     }
   }
-  std::vector<T> first;
-  for (const int64_t threads : {1, 4}) {
+  Output<T> first;
+  for (const int64_t threads : {1, 4, 3}) {
     const ThreadExecutor executor(threads);
+    const std::unique_ptr<StreamAll> streamed(threads == 3 ? new StreamAll : nullptr);
     cpu::kernels().cluster_scatter({Storage<T>::kType,
                                     &view,
                                     clusters,
