@@ -161,9 +161,11 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
       },
       [&](int64_t node, A* sums) {
         T* out = grad_z + node * channels;
-        for_each_slice<A, 1>(channels, [&](auto slice) {
-          const Vec<A> own = fresh ? slice.load(out, 0) : Vec<A>{};
-          slice.store(out, 0, own + slice.load(sums, 0));
+        for_each_slice<A, 2>(channels, [&](auto slice) {
+          slice.write(out, [&](int v) {
+            const Vec<A> own = fresh ? slice.load(out, v) : Vec<A>{};
+            return own + slice.load(sums, v);
+          });
         });
       });
 }

@@ -141,8 +141,13 @@ class PairBatch {
     for (int64_t k = 0; k < longest_; ++k) {
       const Vec<A> weight = load(products_[k]) * ratio;
       const Vec<A> r = reciprocal<A>(A(1) + weight);
-      store(squares_[k], weight * r * inverse[0]);
-      store(products_[k], r * inverse[1]);
+      const Vec<A> first = weight * r * inverse[0], second = r * inverse[1];
+      store(squares_[k], first);
+      store(products_[k], second);
+      if constexpr (kIsBFloat16<T>) {
+        const WordBits pairs = make_pairs(first * A(0.5), second * A(0.5));
+        std::memcpy(assign_pairs_[k], &pairs, sizeof(pairs));
+      }
     }
     for (int j = 0; j < 2; ++j) store(sums_[j], sums[j]);
   }
@@ -158,8 +163,12 @@ class PairBatch {
     A weights[kMaxRows];
     for (int64_t k = 0; k < ego.num_rows; ++k) {
       weights[k] = small[k][lane];
-      ego.assign[2 * k] = from_acc<T>(squares_[k][lane] * A(0.5));
-      ego.assign[2 * k + 1] = from_acc<T>(products_[k][lane] * A(0.5));
+      if constexpr (kIsBFloat16<T>) {
+        std::memcpy(ego.assign + 2 * k, &assign_pairs_[k][lane], sizeof(uint32_t));
+      } else {
+        ego.assign[2 * k] = squares_[k][lane] * A(0.5);
+        ego.assign[2 * k + 1] = products_[k][lane] * A(0.5);
+      }
     }
     A* mean = mean_.reserve(channels);
     weighted_sums<1, false>(ego.rows, ego.num_rows, weights, 0, static_cast<const A*>(nullptr),
@@ -174,6 +183,7 @@ class PairBatch {
   Ego egos_[kEgos];
   alignas(kVectorBytes) A squares_[kMaxRows][kEgos];
   alignas(kVectorBytes) A products_[kMaxRows][kEgos];
+  alignas(kVectorBytes) uint32_t assign_pairs_[kMaxRows][kEgos];  // bfloat16: a row of assign
   alignas(kVectorBytes) A sizes_[kEgos];
   alignas(kVectorBytes) A squared_lengths_[kEgos];
   alignas(kVectorBytes) A sums_[2][kEgos];

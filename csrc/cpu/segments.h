@@ -66,11 +66,6 @@ void sum_segment_blocks(IndexArray ptr, int64_t num_segments, int64_t width,
       });
 }
 
-template <class T>
-DCGNN_INLINE void write_row(T* out, const Acc<T>* values, int64_t count) {
-  for_each_slice<Acc<T>, 1>(count, [&](auto slice) { slice.store(out, 0, slice.load(values, 0)); });
-}
-
 // The same for one row of F channels a segment, out[segment * F + f].
 template <class T, class SumBlock>
 void sum_segments(IndexArray ptr, int64_t num_segments, int64_t channels, T* out,
