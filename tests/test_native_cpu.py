@@ -330,18 +330,54 @@ def test_no_memory_is_kept_when_the_limit_is_zero():
     assert run.stdout.strip() == "0"
 
 
-def test_bfloat16_linear_of_many_rows():
-    x, weight, bias = torch.randn(9000, 24), torch.randn(8, 24), torch.randn(8)
+@pytest.mark.parametrize("num_channels", [9, 16, 24, 31, 32, 40, 56, 72, 100])
+def test_bfloat16_is_float32_rounded(num_channels):
+    """bfloat16 rows stand in vectors in an order of their own; no channel may see another's number."""
+    graph = irregular(40, 160)
+    z, centroids = (t / num_channels**0.5 for t in random_inputs(40, 3, num_channels, CPU))
+    weights = torch.rand(graph.member.numel(), 3)
+    calls = (
+        lambda z, c, w: dcgnn_kernels.local_centroids(z, graph, 3),
+        lambda z, c, w: dcgnn_kernels.local_centroids(z, graph, 50),  # groups without a member
+        lambda z, c, w: dcgnn_kernels.cluster_scatter(w, c, graph),
+        lambda z, c, w: dcgnn_kernels.local_sinkhorn(z, c, graph, 2.0, 3)[1],
+        lambda z, c, w: dcgnn_kernels.local_sinkhorn(z, None, graph, 2.0, 3)[1],
+        lambda z, c, w: dcgnn_kernels.global_sinkhorn(z, c[0], 2.0, 3)[1],
+    )
+    for call in calls:
+        found = []
+        for dtype in (torch.bfloat16, torch.float32):
+            leaves = [t.bfloat16().to(dtype).requires_grad_() for t in (z, centroids, weights)]
+            out = call(*leaves)
+            upstream = torch.arange(out.numel()).reshape(out.shape).sin().bfloat16().to(dtype)
+            grads = torch.autograd.grad(out, leaves, upstream, allow_unused=True)
+            found.append((out.detach(), *(g for g in grads if g is not None)))
+        for narrow, wide in zip(*found, strict=True):
+            torch.testing.assert_close(
+                narrow.float(), wide.float(), rtol=2e-2, atol=2e-2 * wide.abs().max().item()
+            )
+
+
+@pytest.mark.parametrize("rows", [300, 9000, 40_000])
+def test_bfloat16_linear_of_many_rows(rows, threads):
+    x, weight, bias = torch.randn(rows, 24), torch.randn(8, 24), torch.randn(8)
     narrow = [tensor.bfloat16() for tensor in (x, weight, bias)]
     wide = [tensor.float() for tensor in narrow]
     expected = torch.nn.functional.linear(*wide)
-    torch.testing.assert_close(dcgnn_kernels.linear(*narrow), expected.bfloat16())
-    leaf = narrow[0].clone().requires_grad_()
-    weight_leaf = narrow[1].clone().requires_grad_()
-    upstream = torch.randn(9000, 8).bfloat16()
-    dcgnn_kernels.linear(leaf, weight_leaf).backward(upstream)
-    torch.testing.assert_close(leaf.grad, (upstream.float() @ wide[1]).bfloat16())
-    torch.testing.assert_close(weight_leaf.grad, (upstream.float().T @ wide[0]).bfloat16())
+    upstream = torch.randn(rows, 8).bfloat16()
+    found = []
+    for count in (1, 2, 3):
+        threads(count)
+        leaf = narrow[0].clone().requires_grad_()
+        weight_leaf = narrow[1].clone().requires_grad_()
+        out = dcgnn_kernels.linear(leaf, weight_leaf, narrow[2])
+        out.backward(upstream)
+        found.append((out.detach(), leaf.grad, weight_leaf.grad))
+    torch.testing.assert_close(found[0][0], expected.bfloat16())
+    torch.testing.assert_close(found[0][1], (upstream.float() @ wide[1]).bfloat16())
+    torch.testing.assert_close(found[0][2], (upstream.float().T @ wide[0]).bfloat16())
+    for others in found[1:]:
+        assert all(torch.equal(*pair) for pair in zip(found[0], others, strict=True))
 
 
 @pytest.mark.parametrize("cost_scale", COST_SCALES)

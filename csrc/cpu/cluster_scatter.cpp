@@ -152,7 +152,7 @@ void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const Gat
   for (int64_t block = 1; block < num_blocks; ++block) {
     for (int64_t f = 0; f < width; ++f) partials[f] += partials[block * width + f];
   }
-  write_row(sums_out, partials, width);
+  write_rows(sums_out, partials, num_clusters, rows.channels);
 }
 
 // out_i = factor_i rows_i for all nodes.
@@ -165,10 +165,8 @@ void scale_rows(const Executor& executor, int64_t num_nodes, int64_t channels, c
     const int64_t last = end * kBlockRows < num_nodes ? end * kBlockRows : num_nodes;
     for (int64_t node = begin * kBlockRows; node < last; ++node) {
       for_each_slice<A, 4>(channels, [&](auto slice) {
-        for (int v = 0; v < decltype(slice)::kVectors; ++v) {
-          slice.store(out + node * channels, v,
-                      factor[node] * slice.load(rows + node * channels, v));
-        }
+        slice.write(out + node * channels,
+                    [&](int v) { return factor[node] * slice.load(rows + node * channels, v); });
       });
     }
     stream_fence();

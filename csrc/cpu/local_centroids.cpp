@@ -23,8 +23,9 @@ struct Deal {
 template <class T>
 void write_scaled(T* out, const Acc<T>* values, Acc<T> factor, int64_t channels) {
   using A = Acc<T>;
-  for_each_slice<A, 1>(channels,
-                       [&](auto slice) { slice.store(out, 0, slice.load(values, 0) * factor); });
+  for_each_slice<A, 2>(channels, [&](auto slice) {
+    slice.write(out, [&](int v) { return slice.load(values, v) * factor; });
+  });
 }
 
 template <class T>
@@ -51,8 +52,9 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
       if (member[k] == ego) continue;
       const int64_t position = k - rowptr[ego] - (member[k] > ego ? 1 : 0);
       A* sum = sums + position % groups * channels;
-      for_each_slice<A, 1>(channels, [&](auto slice) {
-        slice.store(sum, 0, slice.load(sum, 0) + slice.load(rows.row(k - begin), 0));
+      const T* row = rows.row(k - begin);
+      for_each_slice<A, 2>(channels, [&](auto slice) {
+        slice.write(sum, [&](int v) { return slice.load(sum, v) + slice.load(row, v); });
       });
     }
   };
@@ -74,12 +76,15 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
       } else if (deal.neighbours == 0) {
         for (int64_t f = 0; f < channels; ++f) row[f] = own[f];
       } else {  // groups without a member come last, so that the sums before are still whole
-        for (int64_t f = 0; f < channels; ++f) {
-          A sum = 0;
-          for (int64_t other = 0; other < deal.neighbours; ++other)
-            sum += sums[other * channels + f];
-          row[f] = from_acc<T>(sum / static_cast<A>(deal.neighbours));
-        }
+        for_each_slice<A, 2>(channels, [&](auto slice) {
+          slice.write(row, [&](int v) {
+            Vec<A> sum = {};
+            for (int64_t other = 0; other < deal.neighbours; ++other) {
+              sum += slice.load(sums + other * channels, v);
+            }
+            return sum / static_cast<A>(deal.neighbours);
+          });
+        });
       }
     }
   };

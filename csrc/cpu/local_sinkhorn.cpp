@@ -210,9 +210,11 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
         [&](int64_t node, A* sums) {
           T* out = grad_z + node * channels;
           const bool started = first > 0 || (fresh && node < last);
-          for_each_slice<A, 1>(channels, [&](auto slice) {
-            const Vec<A> begun = started ? slice.load(out, 0) : Vec<A>{};
-            slice.store(out, 0, begun + slice.load(sums, 0));
+          for_each_slice<A, 2>(channels, [&](auto slice) {
+            slice.write(out, [&](int v) {
+              const Vec<A> begun = started ? slice.load(out, v) : Vec<A>{};
+              return begun + slice.load(sums, v);
+            });
           });
         });
   };

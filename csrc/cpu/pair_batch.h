@@ -198,8 +198,13 @@ class PairForwardBatch : public PairBatch<T> {
     for (int64_t k = 0; k < longest; ++k) {
       const Vec<A> weight = load(this->products_[k]) * ratio;
       const Vec<A> r = reciprocal<A>(A(1) + weight);
-      store(this->squares_[k], weight * r * inverse[0]);
-      store(this->products_[k], r * inverse[1]);
+      const Vec<A> first = weight * r * inverse[0], second = r * inverse[1];
+      store(this->squares_[k], first);
+      store(this->products_[k], second);
+      if constexpr (kIsBFloat16<T>) {
+        const WordBits pairs = make_pairs(first * A(0.5), second * A(0.5));
+        std::memcpy(assign_pairs_[k], &pairs, sizeof(pairs));
+      }
     }
     for (int j = 0; j < 2; ++j) store(this->sums_[j], sums[j]);
   }
@@ -216,8 +221,12 @@ class PairForwardBatch : public PairBatch<T> {
     A weights[PairBatch<T>::kMaxRows];
     for (int64_t k = 0; k < ego.num_rows; ++k) {
       weights[k] = small[k][lane];
-      out.assign[2 * k] = from_acc<T>(this->squares_[k][lane] * A(0.5));
-      out.assign[2 * k + 1] = from_acc<T>(this->products_[k][lane] * A(0.5));
+      if constexpr (kIsBFloat16<T>) {
+        std::memcpy(out.assign + 2 * k, &assign_pairs_[k][lane], sizeof(uint32_t));
+      } else {
+        out.assign[2 * k] = this->squares_[k][lane] * A(0.5);
+        out.assign[2 * k + 1] = this->products_[k][lane] * A(0.5);
+      }
     }
     A* mean = this->means_.reserve(channels);
     weighted_sums<1, false>(ego.rows, ego.num_rows, weights, 0, static_cast<const A*>(nullptr),
@@ -227,6 +236,7 @@ class PairForwardBatch : public PairBatch<T> {
   }
 
   Outputs outputs_[kEgos];
+  alignas(kVectorBytes) uint32_t assign_pairs_[PairBatch<T>::kMaxRows][kEgos];  // of bfloat16
 };
 
 template <class T>

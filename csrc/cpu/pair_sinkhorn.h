@@ -50,8 +50,9 @@ void pair_forward(Problem<A>& problem, A* history, A (&sums)[2]) {
       history[2 * t + j] = potential[j];
     }
   }
-  for_each_slice<A, 1>(
-      2 * num_iters, [&](auto slice) { slice.store(history, 0, vlog<A>(slice.load(history, 0))); });
+  for_each_slice<A, 2>(2 * num_iters, [&](auto slice) {
+    slice.write(history, [&](int v) { return vlog<A>(slice.load(history, v)); });
+  });
   const A inverse[2] = {A(1) / sums[0], A(1) / sums[1]};
   problem.for_each_block([&](int64_t block) {
     A* column = problem.logits(block);

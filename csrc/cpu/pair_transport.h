@@ -30,11 +30,13 @@ struct PairStart {
 template <class T, class A>
 void fresh_axis(const T* own, int64_t num_rows, int64_t channels, A* axis) {
   const A share = num_rows > 1 ? A(1) / static_cast<A>(num_rows - 1) : A(0);
-  for_each_slice<A, 1>(channels, [&](auto slice) {
-    const Vec<A> first = slice.load(own, 0);
-    const Vec<A> mean = num_rows > 1 ? slice.load(axis + 2 * channels, 0) * share : first;
-    slice.store(axis, 0, first);
-    slice.store(axis + channels, 0, mean - first);
+  for_each_slice<A, 2>(channels, [&](auto slice) {
+    for (int v = 0; v < decltype(slice)::kVectors; ++v) {
+      const Vec<A> first = slice.load(own, v);
+      const Vec<A> mean = num_rows > 1 ? slice.load(axis + 2 * channels, v) * share : first;
+      slice.store(axis, v, first);
+      slice.store(axis + channels, v, mean - first);
+    }
   });
 }
 
@@ -58,11 +60,12 @@ void write_fresh_clusters(const A* mean, const A* neighbour_sum, const T* own, c
                           int64_t channels, const OutputRows<T>& clusters) {
   const int small = smaller_cluster(sums), large = 1 - small;
   const A part = sums[small], inverse = A(1) / sums[large];
-  for_each_slice<A, 1>(channels, [&](auto slice) {
-    const Vec<A> of_small = slice.load(mean, 0);
-    const Vec<A> total = slice.load(neighbour_sum, 0) + slice.load(own, 0);
-    slice.store(clusters + small * channels, 0, of_small);
-    slice.store(clusters + large * channels, 0, (total - part * of_small) * inverse);
+  for_each_slice<A, 2>(channels, [&](auto slice) {
+    slice.write(clusters + small * channels, [&](int v) { return slice.load(mean, v); });
+    slice.write(clusters + large * channels, [&](int v) {
+      const Vec<A> total = slice.load(neighbour_sum, v) + slice.load(own, v);
+      return (total - part * slice.load(mean, v)) * inverse;
+    });
   });
 }
 
@@ -83,9 +86,10 @@ struct PairScaleGradient {
 template <class A>
 void second_centroid_gradient(const A* direction, A total, int64_t channels, const A* grad_first,
                               A* grad_second) {
-  for_each_slice<A, 1>(channels, [&](auto slice) {
-    const Vec<A> sum = slice.load(grad_first, 0);
-    slice.store(grad_second, 0, total * slice.load(direction, 0) - sum);
+  for_each_slice<A, 2>(channels, [&](auto slice) {
+    slice.write(grad_second, [&](int v) {
+      return total * slice.load(direction, v) - slice.load(grad_first, v);
+    });
   });
 }
 
@@ -94,10 +98,12 @@ template <class A>
 void add_mean_gradient(const A* direction, const A* sum, A everywhere, int64_t num_rows,
                        int64_t channels, A* grad_first, A* grad_second) {
   const A count = static_cast<A>(num_rows);
-  for_each_slice<A, 1>(channels, [&](auto slice) {
-    const Vec<A> e = slice.load(sum, 0), d = slice.load(direction, 0);
-    slice.store(grad_first, 0, slice.load(grad_first, 0) - everywhere * e);
-    slice.store(grad_second, 0, slice.load(grad_second, 0) + everywhere * (count * d - e));
+  for_each_slice<A, 2>(channels, [&](auto slice) {
+    for (int v = 0; v < decltype(slice)::kVectors; ++v) {
+      const Vec<A> e = slice.load(sum, v), d = slice.load(direction, v);
+      slice.store(grad_first, v, slice.load(grad_first, v) - everywhere * e);
+      slice.store(grad_second, v, slice.load(grad_second, v) + everywhere * (count * d - e));
+    }
   });
 }
 
@@ -111,10 +117,12 @@ DCGNN_INLINE void add_maximum_coefficient(A at_maximum, int64_t cluster, A* coef
 template <class T, class A>
 void add_maximum_gradient(const T* row, const A* axis, int64_t cluster, A weight, int64_t channels,
                           A* out) {
-  for_each_slice<A, 1>(channels, [&](auto slice) {
-    Vec<A> centroid = slice.load(axis, 0);
-    if (cluster == 1) centroid += slice.load(axis + channels, 0);
-    slice.store(out, 0, slice.load(out, 0) + weight * (centroid - slice.load(row, 0)));
+  for_each_slice<A, 2>(channels, [&](auto slice) {
+    slice.write(out, [&](int v) {
+      Vec<A> centroid = slice.load(axis, v);
+      if (cluster == 1) centroid += slice.load(axis + channels, v);
+      return slice.load(out, v) + weight * (centroid - slice.load(row, v));
+    });
   });
 }
 
@@ -134,22 +142,26 @@ struct PairGradients {
     const bool fresh = centroids == nullptr;
     const A share = fresh && num_rows > 1 ? A(1) / static_cast<A>(num_rows - 1) : A(0);
     const A part = sums[small] / sums[large], inverse = A(1) / sums[large];
-    for_each_slice<A, 1>(channels, [&](auto slice) {
-      Vec<A> of_small = {}, of_large = {};
-      if (grad_clusters != nullptr) {
-        of_small = slice.load(grad_clusters + small * channels, 0);
-        of_large = slice.load(grad_clusters + large * channels, 0);
-      }
-      const Vec<A> first = slice.load(grad_first, 0), second = slice.load(grad_second, 0);
-      slice.store(table, 0, of_small - part * of_large);
-      slice.store(table + channels, 0, slice.load(direction, 0));
-      slice.store(table + 2 * channels, 0, inverse * of_large + share * second);
+    for_each_slice<A, 2>(channels, [&](auto slice) {
+      const auto of = [&](int cluster, int v) {
+        return grad_clusters == nullptr ? Vec<A>{}
+                                        : slice.load(grad_clusters + cluster * channels, v);
+      };
+      const auto first = [&](int v) { return slice.load(grad_first, v); };
+      const auto second = [&](int v) { return slice.load(grad_second, v); };
+      slice.write(table, [&](int v) { return of(small, v) - part * of(large, v); });
+      slice.write(table + channels, [&](int v) { return slice.load(direction, v); });
+      slice.write(table + 2 * channels,
+                  [&](int v) { return inverse * of(large, v) + share * second(v); });
       if (fresh) {
-        const Vec<A> begun = own_is_started ? slice.load(own_gradient, 0) : Vec<A>{};
-        slice.store(own_gradient, 0, begun + first + (num_rows > 1 ? -share * second : second));
+        const A other = num_rows > 1 ? -share : A(1);
+        slice.write(own_gradient, [&](int v) {
+          const Vec<A> begun = own_is_started ? slice.load(own_gradient, v) : Vec<A>{};
+          return begun + first(v) + other * second(v);
+        });
       } else {
-        slice.store(centroids, 0, first);
-        slice.store(centroids + channels, 0, second);
+        slice.write(centroids, first);
+        slice.write(centroids + channels, second);
       }
     });
   }
@@ -230,10 +242,12 @@ class PairSolver {
     A* axis = axis_.reserve(3 * channels);
     fresh_ = start.centroids == nullptr;
     if (!fresh_) {
-      for_each_slice<A, 1>(channels, [&](auto slice) {
-        const Vec<A> first = slice.load(start.centroids, 0);
-        slice.store(axis, 0, first);
-        slice.store(axis + channels, 0, slice.load(start.centroids + channels, 0) - first);
+      for_each_slice<A, 2>(channels, [&](auto slice) {
+        for (int v = 0; v < decltype(slice)::kVectors; ++v) {
+          const Vec<A> first = slice.load(start.centroids, v);
+          slice.store(axis, v, first);
+          slice.store(axis + channels, v, slice.load(start.centroids + channels, v) - first);
+        }
       });
     } else {
       A* sum = axis + 2 * channels;
@@ -328,8 +342,16 @@ class PairSolver {
       T* out = assign + block * kBlockRows * 2;
       const int64_t count = problem_.block_rows(block);
       for (int64_t u = 0; u < count; u += kLanes<A>) {
+        const Vec<A> first = load(weights + u) * A(0.5),
+                     second = load(weights + stride + u) * A(0.5);
+        if constexpr (kIsBFloat16<T>) {
+          if (count - u >= kLanes<A>) {
+            store_pairs(out + 2 * u, first, second);
+            continue;
+          }
+        }
         Vec<A> pairs[2];
-        interleave<A>(load(weights + u) * A(0.5), load(weights + stride + u) * A(0.5), pairs);
+        interleave<A>(first, second, pairs);
         store_some(out + 2 * u, pairs[0], 2 * (count - u));
         store_some(out + 2 * u + kLanes<A>, pairs[1], 2 * (count - u) - kLanes<A>);
       }
@@ -344,8 +366,7 @@ class PairSolver {
                               problem_.logits(block), problem_.stride(),
                               static_cast<const A*>(nullptr), partial);
     });
-    for_each_slice<A, 1>(2 * channels,
-                         [&](auto slice) { slice.store(clusters, 0, slice.load(sums, 0)); });
+    write_rows(clusters, sums, 2, channels);
   }
 
   void write_fresh(const Rows& rows, const PairStart<T>& start, const A (&sums)[2],

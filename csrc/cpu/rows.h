@@ -3,6 +3,11 @@
 // A row is cut into slices of 8, 4, 2 or 1 whole vectors and a tail, each known at compile time, so
 // that the accumulators of a slice stay in registers over all rows. The usual widths are one or two
 // slices.
+//
+// Two or more vectors of a bfloat16 row are taken as pairs of neighbours (load_of_pairs): in a
+// slice's vectors v and v + 1, v even, stand the first and the second of each pair. Float arrays
+// that belong to such rows, and are read and written by slices of the same row only, keep that
+// order.
 #pragma once
 
 #include "split.h"
@@ -26,6 +31,9 @@ OutputRows<T> output_rows(void* data, int64_t num_rows, int64_t channels) {
   return {static_cast<T*>(data), aligned && num_rows * bytes >= streamed_bytes()};
 }
 
+template <class T>
+constexpr bool kIsBFloat16 = std::is_same_v<T, BFloat16>;
+
 // NV whole vectors of a row, from channel `first`.
 template <class A, int NV>
 struct FullSlice {
@@ -33,18 +41,37 @@ struct FullSlice {
   int64_t first;
   template <class T>
   DCGNN_INLINE Vec<A> load(const T* row, int v) const {
-    return DCGNN_ISA::load(row + first + v * kLanes<A>);
+    if constexpr (kIsBFloat16<T> && NV > 1) {
+      const T* pairs = row + first + v / 2 * 2 * kLanes<A>;
+      return v % 2 == 0 ? load_of_pairs<false>(pairs) : load_of_pairs<true>(pairs);
+    } else {
+      return DCGNN_ISA::load(row + first + v * kLanes<A>);
+    }
   }
-  template <class T>
-  DCGNN_INLINE void store(T* row, int v, Vec<A> value) const {
+  DCGNN_INLINE void store(A* row, int v, Vec<A> value) const {
     DCGNN_ISA::store(row + first + v * kLanes<A>, value);
   }
-  template <class T>
-  DCGNN_INLINE void store(const OutputRows<T>& row, int v, Vec<A> value) const {
-    if (row.streamed) {
-      stream(row.data + first + v * kLanes<A>, value);
+  // Vector v becomes value(v).
+  template <class T, class Value>
+  DCGNN_INLINE void write(T* row, const Value& value) const {
+    if constexpr (kIsBFloat16<T> && NV > 1) {
+      for (int v = 0; v < NV; v += 2) {
+        store_pairs(row + first + v * kLanes<A>, value(v), value(v + 1));
+      }
     } else {
-      store(row.data, v, value);
+      for (int v = 0; v < NV; ++v) DCGNN_ISA::store(row + first + v * kLanes<A>, value(v));
+    }
+  }
+  template <class T, class Value>
+  DCGNN_INLINE void write(const OutputRows<T>& row, const Value& value) const {
+    if (!row.streamed || (kIsBFloat16<T> && NV == 1)) {
+      write(row.data, value);
+    } else if constexpr (kIsBFloat16<T> && NV > 1) {
+      for (int v = 0; v < NV; v += 2) {
+        stream(row.data + first + v * kLanes<A>, make_pairs(value(v), value(v + 1)));
+      }
+    } else {
+      for (int v = 0; v < NV; ++v) stream(row.data + first + v * kLanes<A>, value(v));
     }
   }
 };
@@ -59,20 +86,23 @@ struct TailSlice {
   DCGNN_INLINE Vec<A> load(const T* row, int) const {
     return load_partial(row + first, count);
   }
-  template <class T>
-  DCGNN_INLINE void store(T* row, int, Vec<A> value) const {
+  DCGNN_INLINE void store(A* row, int, Vec<A> value) const {
     store_partial(row + first, value, count);
   }
-  template <class T>
-  DCGNN_INLINE void store(const OutputRows<T>& row, int v, Vec<A> value) const {
-    store(row.data, v, value);
+  template <class T, class Value>
+  DCGNN_INLINE void write(T* row, const Value& value) const {
+    store_partial(row + first, value(0), count);
+  }
+  template <class T, class Value>
+  DCGNN_INLINE void write(const OutputRows<T>& row, const Value& value) const {
+    write(row.data, value);
   }
 };
 
-// visit(slice) for the slices of a row of `channels`, at most MaxVectors (8, 4, 2 or 1) vectors
-// each.
+// visit(slice) for the slices of a row of `channels`, at most MaxVectors (8, 4 or 2) vectors each.
 template <class A, int MaxVectors, class Visit>
 DCGNN_INLINE void for_each_slice(int64_t channels, const Visit& visit) {
+  static_assert(MaxVectors >= 2, "all visits to a row agree on its pairs");
   int64_t first = 0;
   const auto left = [&] { return (channels - first) / kLanes<A>; };
   if constexpr (MaxVectors >= 8) {
@@ -84,8 +114,25 @@ DCGNN_INLINE void for_each_slice(int64_t channels, const Visit& visit) {
   if constexpr (MaxVectors >= 2) {
     for (; left() >= 2; first += 2 * kLanes<A>) visit(FullSlice<A, 2>{first});
   }
-  for (; left() >= 1; first += kLanes<A>) visit(FullSlice<A, 1>{first});
+  if (left() >= 1) {
+    visit(FullSlice<A, 1>{first});
+    first += kLanes<A>;
+  }
   if (first < channels) visit(TailSlice<A>{first, static_cast<int>(channels - first)});
+}
+
+// out: T* or OutputRows<T>.
+template <class Out, class A>
+DCGNN_INLINE void write_row(const Out& out, const A* values, int64_t channels) {
+  for_each_slice<A, 2>(channels, [&](auto slice) {
+    slice.write(out, [&](int v) { return slice.load(values, v); });
+  });
+}
+
+template <class Out, class A>
+DCGNN_INLINE void write_rows(const Out& out, const A* values, int64_t count, int64_t channels) {
+  for (int64_t k = 0; k < count; ++k)
+    write_row(out + k * channels, values + k * channels, channels);
 }
 
 // So many accumulators leave registers for weights on every instruction set.
@@ -219,14 +266,21 @@ void reduce_rows(const GatheredRows<T>& all_rows, int64_t count, const V* vector
       }
       Vec<A> sums[8] = {};  // [c][row]
       const auto add = [&](const auto& slice) {
-        Vec<A> fixed[Sums::kVectors];
-        for (int c = 0; c < Sums::kVectors; ++c) fixed[c] = slice.load(vectors + c * channels, 0);
+#pragma GCC unroll 2
+        for (int v = 0; v < std::decay_t<decltype(slice)>::kVectors; ++v) {
+          Vec<A> fixed[Sums::kVectors];
+          for (int c = 0; c < Sums::kVectors; ++c) fixed[c] = slice.load(vectors + c * channels, v);
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          Sums::template add<kRows>(sums + r, slice.load(row[r], 0), fixed);
+          for (int r = 0; r < kRows; ++r) {
+            Sums::template add<kRows>(sums + r, slice.load(row[r], v), fixed);
+          }
         }
       };
-      for (int64_t first = 0; first < whole; first += kLanes<A>) add(FullSlice<A, 1>{first});
+      int64_t first = 0;
+      if constexpr (kIsBFloat16<T> || kIsBFloat16<V>) {
+        for (; first + kLanes<A> < whole; first += 2 * kLanes<A>) add(FullSlice<A, 2>{first});
+      }
+      for (; first < whole; first += kLanes<A>) add(FullSlice<A, 1>{first});
       if (tail > 0) add(TailSlice<A>{whole, tail});
       A totals[8];
       reduce_add_eight<A>(sums, totals);

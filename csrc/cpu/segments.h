@@ -68,12 +68,6 @@ void sum_segment_blocks(IndexArray ptr, int64_t num_segments, int64_t width,
       });
 }
 
-// out: T* or OutputRows<T>.
-template <class Out, class A>
-DCGNN_INLINE void write_row(const Out& out, const A* values, int64_t count) {
-  for_each_slice<A, 1>(count, [&](auto slice) { slice.store(out, 0, slice.load(values, 0)); });
-}
-
 // The same for one row of F channels a segment, out[segment * F + f].
 template <class T, class SumBlock>
 void sum_segments(IndexArray ptr, int64_t num_segments, int64_t channels, T* out,

@@ -70,7 +70,7 @@ class TransportSolver {
       weighted_sums_of_all<false>(rows.from(block * kBlockRows), count, weights, stride,
                                   num_clusters, static_cast<const T*>(nullptr), partial);
     });
-    for (int64_t f = 0; f < width; ++f) clusters[f] = from_acc<T>(sums[f]);
+    write_rows(clusters, sums, num_clusters, channels);
   }
 
   // values = dP, the whole gradient of the plan.
@@ -114,7 +114,8 @@ class TransportSolver {
       weighted_sums_of_all<true>(rows.from(block * kBlockRows), count, values, stride, num_clusters,
                                  centroids, partial);
     });
-    for (int64_t f = 0; f < width; ++f) grad_centroids[f] = from_acc<T>(-sums[f]);
+    for (int64_t f = 0; f < width; ++f) sums[f] = -sums[f];
+    write_rows(grad_centroids, sums, num_clusters, channels);
   }
 
   const Transport& transport_;

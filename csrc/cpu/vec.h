@@ -133,13 +133,17 @@ DCGNN_INLINE Vec<Acc<T>> load(const T* p) {
   }
 }
 
+// The upper half of every lane: v rounded to bfloat16, as from_acc does it.
+DCGNN_INLINE WordBits round_to_bfloat16(Vec<float> v) {
+  const WordBits bits = bit_cast<WordBits>(v);
+  const WordBits nan = WordBits{} + 0x7fc00000;
+  return (v != v) ? nan : bits + 0x7fff + ((bits >> 16) & 1);
+}
+
 template <class T>
 DCGNN_INLINE void store(T* p, Vec<Acc<T>> v) {
   if constexpr (std::is_same_v<T, BFloat16>) {
-    const WordBits bits = bit_cast<WordBits>(v);
-    const WordBits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const WordBits nan = WordBits{} + 0x7fc0;
-    const WordBits words = (v != v) ? nan : rounded;
+    const WordBits words = round_to_bfloat16(v) >> 16;
 #if defined(__AVX512F__)
     const __m256i half = _mm512_cvtepi32_epi16(bit_cast<__m512i>(words));
 #elif defined(__AVX2__)
@@ -155,28 +159,45 @@ DCGNN_INLINE void store(T* p, Vec<Acc<T>> v) {
 }
 
 // The same past the caches, for what will not be read soon: the memory is not read first. p is a
-// multiple of the bytes that are written. Others may read after a stream_fence().
-template <class T>
-DCGNN_INLINE void stream(T* p, Vec<Acc<T>> v) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    store(p, v);
-  } else {
+// multiple of the vector's bytes. Others may read after a stream_fence().
+template <class V>
+DCGNN_INLINE void stream(void* p, V v) {
 #if defined(__AVX512F__)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), bit_cast<__m512i>(v));
+  _mm512_stream_si512(static_cast<__m512i*>(p), bit_cast<__m512i>(v));
 #elif defined(__AVX2__)
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), bit_cast<__m256i>(v));
+  _mm256_stream_si256(static_cast<__m256i*>(p), bit_cast<__m256i>(v));
 #elif defined(__SSE2__)
-    _mm_stream_si128(reinterpret_cast<__m128i*>(p), bit_cast<__m128i>(v));
+  _mm_stream_si128(static_cast<__m128i*>(p), bit_cast<__m128i>(v));
 #else
-    store(p, v);
+  std::memcpy(p, &v, sizeof(v));
 #endif
-  }
 }
 
 DCGNN_INLINE void stream_fence() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
+}
+
+// 2 kLanes bfloat16 as pairs of neighbours: one vector of the first of each pair and one of the
+// second cost an instruction each to load, and to store no more than two in order.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of a pair is the lower half");
+constexpr uint32_t kUpperHalf = 0xffff0000;
+
+template <bool kSecond>
+DCGNN_INLINE Vec<float> load_of_pairs(const BFloat16* p) {
+  WordBits pairs;
+  std::memcpy(&pairs, p, sizeof(pairs));
+  return bit_cast<Vec<float>>(kSecond ? pairs & kUpperHalf : pairs << 16);
+}
+
+DCGNN_INLINE WordBits make_pairs(Vec<float> first, Vec<float> second) {
+  return (round_to_bfloat16(first) >> 16) | (round_to_bfloat16(second) & kUpperHalf);
+}
+
+DCGNN_INLINE void store_pairs(BFloat16* p, Vec<float> first, Vec<float> second) {
+  const WordBits pairs = make_pairs(first, second);
+  std::memcpy(p, &pairs, sizeof(pairs));
 }
 
 // The first count < kLanes elements; the other lanes are 0.
