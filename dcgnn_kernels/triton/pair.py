@@ -315,12 +315,16 @@ def pair_backward(
 
 
 @triton.jit
-def undone(logits, inside, count, after, live, earlier):
-    """The shares (a, b) before an iteration and both columns' softmaxes; ``after`` are its potentials."""
+def undone(logits, inside, count, after, live, before):
+    """The shares (a, b) before an iteration and both columns' softmaxes.
+
+    ``after`` points to its potentials, ``before`` is the number of iterations before it, ``[E]``.
+    """
+    earlier = live & (before > 0)
     g_after = tl.load(after, mask=live, other=0.0)
     h_after = tl.load(after + 1, mask=live, other=0.0)
-    g = tl.load(after - 2, mask=live & earlier, other=0.0)
-    h = tl.load(after - 1, mask=live & earlier, other=0.0)
+    g = tl.load(after - 2, mask=earlier, other=0.0)
+    h = tl.load(after - 1, mask=earlier, other=0.0)
     x = logits + (g - h)[:, None]
     near = log_sigmoid(x)
     far = log_sigmoid(-x)
@@ -354,8 +358,9 @@ def grad_of_logits(logits, grad_p, grad_q, inside, size, history, num_iters, liv
         share_q = tl.where(inside, other / count[:, None], 0.0)
         grad_logit = product * (grad_p - grad_q - step[:, None])
     else:
+        before = tl.zeros_like(size) + num_iters - 1
         # The last iteration by itself: grad_p and grad_q are not kept in registers through the others.
-        a, b, soft_p, soft_q = undone(logits, inside, count, last, live, num_iters > 1)
+        a, b, soft_p, soft_q = undone(logits, inside, count, last, live, before)
         share_p = 0.5 * soft_p
         share_q = 0.5 * soft_q
         move_p = share_p * grad_p
@@ -366,7 +371,7 @@ def grad_of_logits(logits, grad_p, grad_q, inside, size, history, num_iters, liv
         column_p = -total(a * (move_p + move_q), inside)
         column_q = -total(b * (move_p + move_q), inside)
         for back in range(1, num_iters):
-            a, b, soft_p, soft_q = undone(logits, inside, count, last - 2 * back, live, back < num_iters - 1)
+            a, b, soft_p, soft_q = undone(logits, inside, count, last - 2 * back, live, before - back)
             move_p = -soft_p * column_p[:, None]
             move_q = -soft_q * column_q[:, None]
             grad_logit += b * move_p - a * move_q
