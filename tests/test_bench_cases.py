@@ -21,11 +21,12 @@ from dcgnn_kernels import EgoGraph, backends, local_sinkhorn
 from dcgnn_kernels._library import LIBRARY  # noqa: F401
 
 TINY = Shape(120, 700, 0.4)
+CPU = torch.device("cpu")
 FACTS = dict.fromkeys(("machine", "python", "torch", "backend", "commit", "date"), "x")
 
 
-def tiny(**settings) -> Problem:
-    return shaped_problem("tiny", Settings(channels=8, **settings), torch.device("cpu"), shape=TINY)
+def tiny(device=CPU, **settings) -> Problem:
+    return shaped_problem("tiny", Settings(channels=8, **settings), device, shape=TINY)
 
 
 def runner() -> Runner:
@@ -35,12 +36,12 @@ def runner() -> Runner:
 
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("settings", [{}, {"num_local": 3, "num_global": 5}, {"dtype": "float64"}], ids=str)
-def test_every_case_agrees_with_its_formula(name, settings):
+def test_every_case_agrees_with_its_formula(device, name, settings):
     case = CASES[name]
     if case.missing():
         assert case.missing() == f"the package {case.needs} is not installed"
         return
-    assert gate.check(case, tiny(**settings)) is None
+    assert gate.check(case, tiny(device, **settings)) is None
 
 
 def test_a_case_in_a_dtype_that_it_cannot_do_says_so():
@@ -89,8 +90,8 @@ def test_a_case_that_does_not_fit_into_memory_says_how_much_it_needs(monkeypatch
     assert worker.rows[0].reason == "needs about 4.0 GB of memory, 0.0 GB are free"
 
 
-def test_phases_of_a_case():
-    problem = tiny()
+def test_phases_of_a_case(device):
+    problem = tiny(device)
     assert list(make_runs(DC_CONV, problem, PHASES)) == list(PHASES)
     assert "build" not in make_runs(GAT, problem, PHASES), "edge_index is taken as it is"
     assert list(make_runs(CASES["plain PyTorch"], problem, PHASES)) == [
@@ -109,8 +110,7 @@ def test_phases_of_a_case():
 def test_plain_pytorch_is_entered_and_left_again():
     problem = tiny(dtype="float64")
     before = local_sinkhorn(problem.x, None, problem.graph)
-    device = torch.device("cpu")
-    with PlainPyTorch(device):
+    with PlainPyTorch(CPU):
         inside = torch._C._dispatch_dump("dcgnn::local_sinkhorn")
         plain = local_sinkhorn(problem.x, None, problem.graph)
     assert "bench/cases.py" in inside
@@ -123,16 +123,14 @@ def test_plain_pytorch_is_entered_and_left_again():
 
 
 def test_a_graph_by_name_has_simple_edges():
-    problem = loaded_problem("sbm:num_nodes=60,avg_degree=4", Settings(channels=4), torch.device("cpu"))
+    problem = loaded_problem("sbm:num_nodes=60,avg_degree=4", Settings(channels=4), CPU)
     assert problem.num_slots == problem.graph.num_slots
     assert problem.x.shape == (60, 4)
     assert problem.data().x.shape == (60, 4)
 
 
 def test_peak_memory_of_a_child_process():
-    problem = shaped_problem(
-        "tiny", Settings(channels=64), torch.device("cpu"), shape=Shape(3000, 60_000, 0.3)
-    )
+    problem = shaped_problem("tiny", Settings(channels=64), CPU, shape=Shape(3000, 60_000, 0.3))
     with memory.edges_file(problem) as path:
         peak = memory.peak_bytes(GCN, problem, ("forward",), path)
         # At least the messages, one row for every slot, and not a hundred times that.

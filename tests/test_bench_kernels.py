@@ -13,16 +13,17 @@ from dcgnn.bench.problem import Settings, shaped_problem
 from dcgnn.bench.shapes import Shape
 
 TINY = Shape(120, 700, 0.4)
+CPU = torch.device("cpu")
 
 
-def tiny(**settings):
-    return shaped_problem("tiny", Settings(channels=8, **settings), torch.device("cpu"), shape=TINY)
+def tiny(device=CPU, **settings):
+    return shaped_problem("tiny", Settings(channels=8, **settings), device, shape=TINY)
 
 
 @pytest.mark.parametrize("num_local", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_kernels_agree_with_plain_pytorch(num_local, dtype):
-    calls = kernel_calls(tiny(num_local=num_local, dtype=dtype))
+def test_kernels_agree_with_plain_pytorch(device, num_local, dtype):
+    calls = kernel_calls(tiny(device, num_local=num_local, dtype=dtype))
     assert tuple(calls) == KERNELS
     assert {name: check_kernel(call, dtype) for name, call in calls.items()} == dict.fromkeys(KERNELS)
 
@@ -71,8 +72,8 @@ def test_work_counts_rows_of_every_slot():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-def test_rates_are_measured(dtype):
-    problem = tiny(dtype=dtype)
+def test_rates_are_measured(device, dtype):
+    problem = tiny(device, dtype=dtype)
     rates = measure_rates(problem, rounds=1)
     assert rates.gather > 0
     assert rates.stream > 0

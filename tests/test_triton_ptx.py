@@ -13,6 +13,8 @@ from triton_cases import FULL, close, mixed, node_update_inputs, on_cpu, only_fu
 
 import dcgnn_kernels
 from dcgnn_kernels import reference
+from dcgnn_kernels.triton import catalogue
+from dcgnn_kernels.triton.launcher import recorded
 
 CPU = torch.device("cpu")
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
@@ -137,14 +139,38 @@ def test_bits_do_not_depend_on_which_lane_or_warp_is_first():
         torch.testing.assert_close(left, right, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("num_local", [2, 3])
-def test_tiny_features_have_finite_gradients(executed, num_local):
-    """Squares of 1e-20 are subnormal in float32, which approximate instructions take for 0."""
+def gradient_of_tiny_features(num_local):
     graph = mixed()
     z, _ = random_inputs(graph.num_nodes, 2, 8, CPU, torch.float32)
     _, (grad,) = values_and_grads(
         lambda z: dcgnn_kernels.local_sinkhorn(z, None, graph, 2.0, 2, "max", num_clusters=num_local),
         (1e-20 * z,),
     )
+    return grad
+
+
+@pytest.mark.parametrize("num_local", [2, 3])
+def test_tiny_features_have_finite_gradients(executed, num_local):
+    """Squares of 1e-20 are subnormal in float32, which approximate instructions take for 0."""
+    grad = gradient_of_tiny_features(num_local)
     assert bool(torch.isfinite(grad).all())
     assert bool((grad != 0).any())
+
+
+def test_every_kernel_is_executed_by_these(monkeypatch):
+    """Launches of the cases above are listed; there are no values to compare."""
+    monkeypatch.setitem(
+        globals(),
+        "close",
+        lambda op, _, inputs, dtype: values_and_grads(op, tuple(t.to(dtype) for t in inputs)),
+    )
+    with on_cpu(recorded) as launches:
+        for case in local_cases():
+            with monkeypatch.context() as tiles:
+                test_local_sinkhorn(None, tiles, *case)
+        with monkeypatch.context() as tiles:
+            test_node_update_and_scatter(None, tiles, F32, True)
+            test_global_sinkhorn(None, tiles, F32, 5, 2, "max")
+        gradient_of_tiny_features(3)
+    executed = {launch.kernel.__name__ for launch in launches}
+    assert executed == {entry.kernel.__name__ for entry in catalogue.entries([F32], options=True)}

@@ -6,6 +6,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 import test_ops
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from dcgnn_kernels import EgoGraph
 from dcgnn_kernels.triton import registry
+
+_T = TypeVar("_T")
 
 FULL = os.environ.get("DCGNN_GPU_CODE") == "full"
 """Whether everything runs (`make test-gpu-code`), or the quick part of `make test`."""
@@ -35,8 +38,8 @@ def mixed(num_nodes: int = 24 if FULL else 14, hub: int = 20 if FULL else 11) ->
 
 
 @contextlib.contextmanager
-def on_cpu(how: Callable[[], contextlib.AbstractContextManager[object]]) -> Iterator[None]:
-    """The ops of CPU tensors launch the Triton kernels, which ``how()`` executes.
+def on_cpu(how: Callable[[], contextlib.AbstractContextManager[_T]]) -> Iterator[_T]:
+    """The ops of CPU tensors launch the Triton kernels, which ``how()`` executes; gives what that gives.
 
     The same functions are registered for the same ops as on a GPU: checks, autograd and dispatch are shared.
     """
@@ -47,8 +50,8 @@ def on_cpu(how: Callable[[], contextlib.AbstractContextManager[object]]) -> Iter
             for name in (op, f"{op}_backward"):
                 library.impl(name, registry.kernel(name), "CPU", allow_override=True)
     try:
-        with how():
-            yield
+        with how() as launches:
+            yield launches
     finally:
         library._destroy()
 

@@ -5,18 +5,16 @@ No GPU is needed: Triton's wheel brings the assembler (``ptxas``) for NVIDIA and
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
-import subprocess
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 NVIDIA_TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -45,13 +43,7 @@ class Compiled:
     binary: bytes  # cubin, or hsaco
     num_warps: int
     shared_bytes: int
-
-    @cached_property
-    def usage(self) -> Usage:
-        """What the assembler reports; NVIDIA's runs once more when this is first read."""
-        if self.target.startswith("sm_"):
-            return _nvidia_usage(self.assembly, self.target)
-        return _amd_usage(self.assembly)
+    usage: Usage
 
     @property
     def registers(self) -> int:
@@ -118,6 +110,11 @@ def compile_for(
         binary=compiled.asm["cubin" if nvidia else "hsaco"],
         num_warps=num_warps,
         shared_bytes=compiled.metadata.shared,
+        usage=(
+            _nvidia_usage(compiled.metadata.assembler_report)
+            if nvidia
+            else _amd_usage(compiled.asm["amdgcn"])
+        ),
     )
 
 
@@ -144,23 +141,33 @@ def _compile(
     )
     # Said explicitly, since the default of the fusion differs between versions of Triton.
     settings = {"num_warps": num_warps, "enable_fp_fusion": True, **options}
-    return triton.compile(source, target=gpu_target(target), options=settings)
+    with knobs.runtime.scope():
+        knobs.runtime.add_stages_inspection_hook = _with_report
+        return triton.compile(source, target=gpu_target(target), options=settings)
 
 
-def assembler_report(ptx: str, target: str) -> str:
-    """What ``ptxas -v`` of Triton's wheel says about a PTX text for a target such as ``sm_80``."""
-    number = int(target.removeprefix("sm_"))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.ptx")
-        path.write_text(ptx, encoding="utf-8")
-        architecture = re.search(r"^\s*\.target\s+(\w+)", ptx, re.M)  # sm_90a for sm_90
-        name = architecture.group(1) if architecture else target
-        output = str(Path(folder, "kernel.cubin"))
-        command = [get_ptxas(number).path, "-v", f"--gpu-name={name}", str(path), "-o", output]
-        done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"ptxas failed for {name}:\n{done.stderr}")
-    return done.stderr + done.stdout
+def _with_report(*given: Any) -> tuple[str, str] | None:
+    """Triton's hook into compilation: what NVIDIA's assembler reports is kept with the kernel, also on disk.
+
+    A run of our own would cost as much again and might use other options. Called with nothing, the hook tells
+    what is added to the keys of Triton's cache.
+    """
+    if not given:
+        return "assembler_report", "assembler_report"
+    stages = given[1]
+    if "cubin" not in stages:
+        return None
+    assemble = stages["cubin"]
+
+    def assemble_and_report(ptx: str, metadata: dict[str, Any]) -> bytes:
+        with knobs.nvidia.scope(), contextlib.redirect_stdout(io.StringIO()) as report:
+            knobs.nvidia.dump_ptxas_log = True
+            binary: bytes = assemble(ptx, metadata)
+        metadata["assembler_report"] = report.getvalue()
+        return binary
+
+    stages["cubin"] = assemble_and_report
+    return None
 
 
 def _number(pattern: str, text: str, what: str) -> int:
@@ -170,8 +177,8 @@ def _number(pattern: str, text: str, what: str) -> int:
     return int(found.group(1))
 
 
-def _nvidia_usage(ptx: str, target: str) -> Usage:
-    report = assembler_report(ptx, target)
+def _nvidia_usage(report: str) -> Usage:
+    """What ``ptxas -v`` says."""
     return Usage(
         registers=_number(r"Used (\d+) registers", report, "the number of registers"),
         spill_stores=_number(r"(\d+) bytes spill stores", report, "spill stores"),
@@ -189,28 +196,3 @@ def _amd_usage(assembly: str) -> Usage:
         spill_loads=spilled,
         stack_bytes=_number(r"\.private_segment_fixed_size:\s*(\d+)", assembly, "private_segment_fixed_size"),
     )
-
-
-def table(compiled: Sequence[Compiled]) -> str:
-    """A text table, one row for each kernel and target."""
-    head = ("kernel", "target", "warps", "registers", "spills (B)", "stack (B)", "shared (B)")
-    rows = [
-        (
-            item.kernel,
-            item.target,
-            str(item.num_warps),
-            str(item.registers),
-            f"{item.spill_stores}/{item.spill_loads}",
-            str(item.stack_bytes),
-            str(item.shared_bytes),
-        )
-        for item in compiled
-    ]
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            f"{c:<{w}}" if i < 2 else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)

@@ -315,6 +315,28 @@ def pair_backward(
 
 
 @triton.jit
+def undone(logits, inside, count, after, live, before):
+    """The shares (a, b) before an iteration and both columns' softmaxes.
+
+    ``after`` points to its potentials, ``before`` is the number of iterations before it, ``[E]``.
+    """
+    earlier = live & (before > 0)
+    g_after = tl.load(after, mask=live, other=0.0)
+    h_after = tl.load(after + 1, mask=live, other=0.0)
+    g = tl.load(after - 2, mask=earlier, other=0.0)
+    h = tl.load(after - 1, mask=earlier, other=0.0)
+    x = logits + (g - h)[:, None]
+    near = log_sigmoid(x)
+    far = log_sigmoid(-x)
+    constant = tl.log(2.0 / count)
+    soft_p = tl.exp(tl.where(inside, near + (g_after - g + constant)[:, None], -float("inf")))
+    soft_q = tl.exp(tl.where(inside, far + (h_after - h + constant)[:, None], -float("inf")))
+    a = tl.where(inside, tl.exp(near), 0.0)
+    b = tl.where(inside, tl.exp(far), 0.0)
+    return a, b, soft_p, soft_q
+
+
+@triton.jit
 def grad_of_logits(logits, grad_p, grad_q, inside, size, history, num_iters, live, CONVERGE: tl.constexpr):
     r"""P in both columns and the gradient of s, which is that of :math:`-\lambda M_{u1}`, ``[E, M]``.
 
@@ -336,38 +358,22 @@ def grad_of_logits(logits, grad_p, grad_q, inside, size, history, num_iters, liv
         share_q = tl.where(inside, other / count[:, None], 0.0)
         grad_logit = product * (grad_p - grad_q - step[:, None])
     else:
-        constant = tl.log(2.0 / count)
-        share_p = logits
-        share_q = logits
-        column_p = tl.sum(0.0 * logits, 1)
-        column_q = column_p
-        grad_logit = 0.0 * logits
-        for back in range(num_iters):
-            here = last - 2 * back
-            g_after = tl.load(here, mask=live, other=0.0)
-            h_after = tl.load(here + 1, mask=live, other=0.0)
-            earlier = live & (back + tl.zeros_like(size) < num_iters - 1)
-            g = tl.load(here - 2, mask=earlier, other=0.0)
-            h = tl.load(here - 1, mask=earlier, other=0.0)
-            x = logits + (g - h)[:, None]
-            near = log_sigmoid(x)
-            far = log_sigmoid(-x)
-            soft_p = tl.exp(tl.where(inside, near + (g_after - g + constant)[:, None], -float("inf")))
-            soft_q = tl.exp(tl.where(inside, far + (h_after - h + constant)[:, None], -float("inf")))
-            if back == 0:
-                share_p = 0.5 * soft_p
-                share_q = 0.5 * soft_q
-                move_p = share_p * grad_p
-                move_q = share_q * grad_q
-                column_p = total(move_p, inside)
-                column_q = total(move_q, inside)
-            else:
-                move_p = 0.0 * logits
-                move_q = 0.0 * logits
-            move_p -= soft_p * column_p[:, None]
-            move_q -= soft_q * column_q[:, None]
-            a = tl.where(inside, tl.exp(near), 0.0)
-            b = tl.where(inside, tl.exp(far), 0.0)
+        before = tl.zeros_like(size) + num_iters - 1
+        # The last iteration by itself: grad_p and grad_q are not kept in registers through the others.
+        a, b, soft_p, soft_q = undone(logits, inside, count, last, live, before)
+        share_p = 0.5 * soft_p
+        share_q = 0.5 * soft_q
+        move_p = share_p * grad_p
+        move_q = share_q * grad_q
+        move_p -= soft_p * total(move_p, inside)[:, None]
+        move_q -= soft_q * total(move_q, inside)[:, None]
+        grad_logit = b * move_p - a * move_q
+        column_p = -total(a * (move_p + move_q), inside)
+        column_q = -total(b * (move_p + move_q), inside)
+        for back in range(1, num_iters):
+            a, b, soft_p, soft_q = undone(logits, inside, count, last - 2 * back, live, before - back)
+            move_p = -soft_p * column_p[:, None]
+            move_q = -soft_q * column_q[:, None]
             grad_logit += b * move_p - a * move_q
             column_p = -total(a * (move_p + move_q), inside)
             column_q = -total(b * (move_p + move_q), inside)

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+import torch
 
 from emulation import (
     ptx,
@@ -17,7 +18,7 @@ from emulation import (
     test_ptx_convert,
     test_ptx_data,
 )
-from emulation.ptx.opcodes.registry import OPCODES, find
+from emulation.ptx.opcodes.registry import OPCODES, find, opcode
 from emulation.ptx.parser import Instruction
 from emulation.snippets import Case, case, run
 
@@ -76,6 +77,25 @@ def test_every_opcode_with_every_type_and_modifier_has_a_test():
         "call.uni helper, ();",
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {$d}, {$a}, {$a}, {$a};",
         "mbarrier.init.shared.b64 [%l1], 1;",
+        "add.u32 $d, $a;",
+        "add.sat.s32 $d, $a, $a;",
+        "set.lt.u32 $d, $a, $a;",
+        "slct.s32 $d, $a, $a, $a;",
+        "bra %r1;",
+        "cvt.u32 $d, $a;",
+        "cvt.rz.f64.s64 %l1, %l1;",
+        "cvta.shared.u32 $d, $a;",
+        "ld.global.b32 $d, $a;",
+        "ld.global.b32 $d, [%at_a+%l1];",
+        "ld.global.b32 $d, [0.5];",
+        "ld.param.b32 $d, [%l1];",
+        "ld.param.b64 %l1, [param_a+4];",
+        "st.global.b32 $a, $a;",
+        "mov.b32 $d, [%at_a];",
+        "mov.b32 5, $a;",
+        "cp.async.ca.shared.global [%r1], [%at_a], $a;",
+        "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1}, [%r2];",
+        ".reg .b7 %z;",
     ],
 )
 def test_what_is_not_implemented_raises_with_its_line(text):
@@ -100,6 +120,8 @@ HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
         (HEAD + ".entry k() { mov.u32 ", "not closed"),
         (HEAD + ".entry k() { .reg .b32 %r1; mov.u32 %r1, 0 }", "does not end"),
         (HEAD + ".entry k() { @%p1 ret; }", "%p1 is not declared"),
+        (HEAD + ".entry k() { .reg .b32 %r<; }", "PTX line 4"),
+        (HEAD + ".entry k() { .reg .b32 %r1; mov.b32 %r1|5, 0; }", "PTX line 4"),
     ],
 )
 def test_bad_text_is_refused(text, message):
@@ -137,4 +159,15 @@ def test_a_launch_is_checked():
         ptx.launch(kernel, 1, 32, [np.zeros(1)])
     with pytest.raises(ptx.PtxError, match="1 parameters, 2 were given"):
         ptx.launch(kernel, 1, 64, [np.zeros(1), 3])
+    with pytest.raises(ValueError, match="lane_conflicts is 'all'"):
+        ptx.launch(kernel, 1, 64, [np.zeros(1)], lane_conflicts="all")
+    with pytest.raises(TypeError, match="this tensor on meta"):
+        ptx.launch(kernel, 1, 64, [torch.zeros(1, device="meta")])
+    with pytest.raises(TypeError, match="negative strides"):
+        ptx.launch(kernel, 1, 64, [np.zeros(2)[::-1]])
     assert ptx.launch(kernel, 1, 64, [np.zeros(1)]).opcodes == {"ret": 64}
+
+
+def test_an_opcode_is_registered_once():
+    with pytest.raises(ValueError, match=r"ret is registered twice"):
+        opcode("ret")(lambda form: None)

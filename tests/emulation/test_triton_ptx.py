@@ -151,16 +151,6 @@ class TestInspect:
         assert wide.spill_loads > 0
         assert wide.stack_bytes > 0
 
-    def test_the_table_has_a_row_for_each(self):
-        compiled = [self.compile("sm_80"), self.compile("gfx942", num_warps=2)]
-        lines = inspect.table(compiled).splitlines()
-        assert lines[0].split()[:3] == ["kernel", "target", "warps"]
-        assert [line.split()[:3] for line in lines[1:]] == [
-            ["segment_softmax", "sm_80", "4"],
-            ["segment_softmax", "gfx942", "2"],
-        ]
-        assert str(compiled[0].registers) in lines[1].split()
-
     def test_bad_requests_say_what_is_wanted(self):
         with pytest.raises(ValueError, match="sm_<number>"):
             self.compile("hopper")
