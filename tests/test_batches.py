@@ -83,7 +83,9 @@ def test_bad_batches_are_named():
     ):
         with pytest.raises(ValueError, match="graph must have an ego for every node, got 2 egos and 3 nodes"):
             call()
-    with pytest.raises(ValueError, match=r"centroids must have shape \[N, K, F\] = \[2, 2, 2\], got \[3, 2, 2\]"):
+    with pytest.raises(
+        ValueError, match=r"centroids must have shape \[N, K, F\] = \[2, 2, 2\], got \[3, 2, 2\]"
+    ):
         dcgnn_kernels.local_sinkhorn(z, torch.randn(3, 2, 2), graphs)
     with pytest.raises(ValueError, match="an ego for every node"):
         torch.ops.dcgnn.local_centroids(z, *graphs.arrays(), 2)
