@@ -249,4 +249,17 @@ def test_bad_tensors_are_refused_before_any_launch(call):
             torch.empty(898, dtype=torch.int64, device="cuda"),
             graph.slot,
         )
+    with pytest.raises(ValueError, match="member is on cpu, wanted cuda:0"):
+        op(assign, clusters, graph.rowptr, graph.member.cpu(), *graph.arrays()[2:])
+    with pytest.raises(ValueError, match="rowptr must have at least one entry"):
+        op(assign, clusters, graph.rowptr[:0], *graph.arrays()[1:])
+    with pytest.raises(ValueError, match="grad is on cpu, wanted cuda:0"):
+        torch.ops.dcgnn.cluster_scatter_backward(torch.empty(300, 8), assign, clusters, *graph.arrays())
+    dense = [torch.empty(shape, device="cuda") for shape in ((300, 3), (3, 8))]
+    factors = [torch.empty(300, device="cuda") for _ in range(3)]
+    with pytest.raises(ValueError, match="a factor is on cpu, wanted cuda:0"):
+        torch.ops.dcgnn.node_update_backward(
+            torch.empty(300, 8, device="cuda"), *dense, assign, clusters, *factors, torch.empty(300),
+            *graph.arrays(),
+        )  # fmt: skip
     assert PRETEND.pretend_num_launches() == 0
