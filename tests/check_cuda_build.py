@@ -1,8 +1,8 @@
 """What `make check-cuda-build` checks: a wheel with CUDA kernels, built against the CUDA build of torch and
 installed beside it, on a machine that need not have a GPU. Not collected by `make test`.
 
-No kernel runs here. A pretended device (csrc/tests/pretend_cuda.cpp) lets autograd and the compiler follow
-fake CUDA tensors, and records what the extension launches.
+No kernel runs here. Pretended devices (csrc/tests/pretend_cuda.cpp) let autograd and the compiler follow
+fake CUDA tensors, and record what the extension launches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_ops_are_registered_for_cuda(op):
 
 
 def test_each_backend_serves_its_ops_on_a_gpu():
-    """The pretended device is of compute capability 8.0."""
+    """The pretended devices are of compute capability 8.0."""
     state = backends()
     assert state["native-cuda"].available, state["native-cuda"].reason
     assert state["native-cuda"].ops == NATIVE_OPS
@@ -169,8 +169,8 @@ def test_fake_tensors_flow_through_every_op_and_its_gradient(fake_layer):
             assert x.grad.shape == x.shape
 
 
-def on_device(graph: EgoGraph) -> EgoGraph:
-    return EgoGraph._trusted(*(array.to("cuda") for array in graph.arrays()))
+def on_device(graph: EgoGraph, device: str = "cuda") -> EgoGraph:
+    return EgoGraph._trusted(*(array.to(device) for array in graph.arrays()))
 
 
 @pytest.fixture
@@ -194,6 +194,28 @@ def test_kernels_go_to_the_current_stream(call):
     with torch.cuda.stream(stream):
         call()
     assert PRETEND.pretend_last_stream() == stream.cuda_stream
+
+
+def test_kernels_go_to_the_device_of_their_tensors_and_its_stream():
+    torch.use_deterministic_algorithms(False)
+    graph = on_device(EgoGraph.from_edge_index(*star(300)), "cuda:1")
+    assign = torch.empty(graph.num_slots, 2, device="cuda:1")
+    clusters = torch.empty(graph.num_nodes, 2, 8, device="cuda:1")
+    streams = [torch.cuda.Stream(device) for device in (0, 1)]
+    PRETEND.pretend_reset(0)
+    with torch.cuda.stream(streams[1]), torch.cuda.device(0):
+        out = torch.ops.dcgnn.cluster_scatter(assign, clusters, *graph.arrays())
+        assert torch.cuda.current_device() == 0
+    assert out.device == torch.device("cuda:1")
+    assert PRETEND.pretend_num_launches() == 2
+    assert PRETEND.pretend_last_device() == 1
+    assert PRETEND.pretend_last_stream() == streams[1].cuda_stream
+    with torch.cuda.stream(streams[0]):
+        torch.ops.dcgnn.cluster_scatter_backward(out, assign, clusters, *graph.arrays())
+    assert PRETEND.pretend_last_device() == 1
+    assert not PRETEND.pretend_last_stream()  # the other device's stream is not this one's
+    with pytest.raises(ValueError, match="assign is on cuda:0, wanted cuda:1"):
+        torch.ops.dcgnn.cluster_scatter(torch.empty(assign.shape, device="cuda:0"), clusters, *graph.arrays())
 
 
 @pytest.mark.parametrize("error", [98, 719], ids=["invalid device function", "launch failure"])
@@ -249,4 +271,17 @@ def test_bad_tensors_are_refused_before_any_launch(call):
             torch.empty(898, dtype=torch.int64, device="cuda"),
             graph.slot,
         )
+    with pytest.raises(ValueError, match="member is on cpu, wanted cuda:0"):
+        op(assign, clusters, graph.rowptr, graph.member.cpu(), *graph.arrays()[2:])
+    with pytest.raises(ValueError, match="rowptr must have at least one entry"):
+        op(assign, clusters, graph.rowptr[:0], *graph.arrays()[1:])
+    with pytest.raises(ValueError, match="grad is on cpu, wanted cuda:0"):
+        torch.ops.dcgnn.cluster_scatter_backward(torch.empty(300, 8), assign, clusters, *graph.arrays())
+    dense = [torch.empty(shape, device="cuda") for shape in ((300, 3), (3, 8))]
+    factors = [torch.empty(300, device="cuda") for _ in range(3)]
+    with pytest.raises(ValueError, match="a factor is on cpu, wanted cuda:0"):
+        torch.ops.dcgnn.node_update_backward(
+            torch.empty(300, 8, device="cuda"), *dense, assign, clusters, *factors, torch.empty(300),
+            *graph.arrays(),
+        )  # fmt: skip
     assert PRETEND.pretend_num_launches() == 0

@@ -223,6 +223,12 @@ BUGS: dict[str, tuple[str, str, str, type[Exception]]] = {
         "",
         ptx.OutOfBounds,
     ),
+    "sums that begin at what the output held": (
+        "cluster_scatter.cuh",
+        "A sums[kVector] = {};",
+        "A sums[kVector] = {widen(params.out[0])};",
+        ptx.Uninitialised,
+    ),
     "an entry of the next node": ("cluster_scatter.cuh", "entry < task.count", "entry <= task.count", WRONG),
     "hubs left out": ("segments.cuh", "int num_tasks = 2;", "int num_tasks = 0;", WRONG),
     "only half of a hub's pieces": (

@@ -8,15 +8,6 @@
 namespace dcgnn {
 namespace {
 
-void check_scatter(const char* op, const cpu::Graph& graph, const at::Tensor& assign,
-                   const at::Tensor& clusters) {
-  TORCH_CHECK_VALUE(clusters.dim() == 3, op, ": clusters must have shape [egos, K, F], got ",
-                    clusters.sizes());
-  check_same_dtype(op, "assign", assign, clusters);
-  check_shape(op, "clusters", clusters, {graph.num_egos, clusters.size(1), clusters.size(2)});
-  check_shape(op, "assign", assign, {graph.num_slots, clusters.size(1)});
-}
-
 at::Tensor cluster_scatter(const at::Tensor& assign_, const at::Tensor& clusters_,
                            const at::Tensor& rowptr, const at::Tensor& member,
                            const at::Tensor& colptr, const at::Tensor& ego,
@@ -78,50 +69,24 @@ std::tuple<at::Tensor, at::Tensor> cluster_scatter_backward(
   return {grad_assign, grad_clusters};
 }
 
-cpu::Activation parse_activation(const char* op, std::string_view name) {
-  if (name == "none") return cpu::Activation::kNone;
-  if (name == "relu") return cpu::Activation::kRelu;
-  TORCH_CHECK_VALUE(name == "tanh", op, ": activation must be none, relu or tanh, got ",
-                    std::string(name));
-  return cpu::Activation::kTanh;
-}
-
 // What node_update and its backward have in common.
 struct UpdateArguments {
   const char* op;
   GraphArrays arrays;
-  at::Tensor global_assign, global_message, assign, message;
-  at::Tensor x_factor, global_factor, local_factor, ego_factor;
+  at::Tensor assign, message;
+  DenseArguments dense;
 
   void prepare() {
     arrays.check_ego_of_every_node(op);
     check_scatter(op, arrays.graph, assign, message);
-    check_same_dtype(op, "global_assign", global_assign, message);
-    check_same_dtype(op, "global_message", global_message, message);
-    TORCH_CHECK_VALUE(global_assign.dim() == 2, op, ": global_assign must have shape [N, K], got ",
-                      global_assign.sizes());
-    check_shape(op, "global_assign", global_assign, {message.size(0), global_assign.size(1)});
-    check_shape(op, "global_message", global_message, {global_assign.size(1), message.size(2)});
-    const auto wide = message.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    for (at::Tensor* factor : {&x_factor, &global_factor, &local_factor, &ego_factor}) {
-      check_shape(op, "a factor", *factor, {message.size(0)});
-      *factor = factor->to(wide).contiguous();
-    }
-    for (at::Tensor* tensor : {&global_assign, &global_message, &assign, &message}) {
+    dense.prepare(op, message);
+    for (at::Tensor* tensor : {&dense.global_assign, &dense.global_message, &assign, &message}) {
       *tensor = is_half(*tensor) ? tensor->to(at::kFloat).contiguous() : tensor->contiguous();
     }
   }
   // x may be any array where only gradients are wanted: it marks that there is a dense part.
   cpu::NodeUpdate update(const at::Tensor& x, cpu::Activation activation) const {
-    return {global_assign.size(1),
-            x.const_data_ptr(),
-            global_assign.const_data_ptr(),
-            global_message.const_data_ptr(),
-            ego_factor.const_data_ptr(),
-            x_factor.const_data_ptr(),
-            global_factor.const_data_ptr(),
-            local_factor.const_data_ptr(),
-            activation};
+    return dense.update<cpu::NodeUpdate>(x, activation);
   }
 };
 
@@ -133,16 +98,12 @@ at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
                        const at::Tensor& member, const at::Tensor& colptr, const at::Tensor& ego,
                        const at::Tensor& slot, std::string_view activation) {
   const char* op = "node_update";
-  UpdateArguments arguments{op,
-                            GraphArrays(op, rowptr, member, colptr, ego, slot),
-                            global_assign,
-                            global_message,
-                            assign,
-                            message,
-                            x_factor,
-                            global_factor,
-                            local_factor,
-                            ego_factor};
+  UpdateArguments arguments{
+      op,
+      GraphArrays(op, rowptr, member, colptr, ego, slot),
+      assign,
+      message,
+      {global_assign, global_message, x_factor, global_factor, local_factor, ego_factor}};
   check_same_dtype(op, "x", x_, message);
   arguments.prepare();
   const at::Tensor& clusters = arguments.message;
@@ -153,7 +114,8 @@ at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
     cpu::kernels().cluster_scatter(
         {kernel_dtype(op, x), &arguments.arrays.graph, clusters.size(1), clusters.size(2),
          arguments.assign.const_data_ptr(), clusters.const_data_ptr(),
-         arguments.update(x, parse_activation(op, activation)), out.mutable_data_ptr()},
+         arguments.update(x, parse_activation<cpu::Activation>(op, activation)),
+         out.mutable_data_ptr()},
         TorchExecutor());
   }
   return out.to(x_.scalar_type());
@@ -166,16 +128,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> node_upda
     const at::Tensor& rowptr, const at::Tensor& member, const at::Tensor& colptr,
     const at::Tensor& ego, const at::Tensor& slot) {
   const char* op = "node_update_backward";
-  UpdateArguments arguments{op,
-                            GraphArrays(op, rowptr, member, colptr, ego, slot),
-                            global_assign,
-                            global_message,
-                            assign,
-                            message,
-                            x_factor,
-                            global_factor,
-                            local_factor,
-                            ego_factor};
+  UpdateArguments arguments{
+      op,
+      GraphArrays(op, rowptr, member, colptr, ego, slot),
+      assign,
+      message,
+      {global_assign, global_message, x_factor, global_factor, local_factor, ego_factor}};
   arguments.prepare();
   const at::Tensor& clusters = arguments.message;
   const at::Tensor grad = grad_.to(clusters.scalar_type()).contiguous();
@@ -183,8 +141,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> node_upda
   const auto like = [](const at::Tensor& tensor) {
     return empty_output(tensor.sizes(), tensor.options());
   };
-  at::Tensor grad_x = like(grad), grad_global_assign = like(arguments.global_assign);
-  at::Tensor grad_global_message = like(arguments.global_message);
+  at::Tensor grad_x = like(grad), grad_global_assign = like(arguments.dense.global_assign);
+  at::Tensor grad_global_message = like(arguments.dense.global_message);
   at::Tensor grad_assign = like(arguments.assign), grad_message = like(clusters);
   if (grad.numel() > 0) {
     cpu::kernels().cluster_scatter_backward(

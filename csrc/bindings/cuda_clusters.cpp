@@ -14,16 +14,6 @@
 namespace dcgnn {
 namespace {
 
-void check_clusters(const char* op, const CudaGraph& arrays, const at::Tensor& assign,
-                    const at::Tensor& clusters) {
-  TORCH_CHECK_VALUE(clusters.dim() == 3, op, ": clusters must have shape [egos, K, F], got ",
-                    clusters.sizes());
-  const cuda::Graph& graph = arrays.graph;
-  check_cuda(op, "clusters", clusters, {graph.num_egos, clusters.size(1), clusters.size(2)},
-             clusters);
-  check_cuda(op, "assign", assign, {graph.num_slots, clusters.size(1)}, clusters);
-}
-
 // The caching allocator keeps memory of the current stream until its kernels are done.
 at::Tensor workspace_like(const at::Tensor& tensor, int64_t bytes) {
   return at::empty({bytes}, tensor.options().dtype(at::kByte));
@@ -80,7 +70,7 @@ at::Tensor cluster_scatter(const at::Tensor& assign, const at::Tensor& clusters,
   const char* op = "cluster_scatter";
   const c10::cuda::CUDAGuard guard(cuda_device(op, clusters));
   const CudaGraph arrays(op, clusters, rowptr, member, colptr, ego, slot);
-  check_clusters(op, arrays, assign, clusters);
+  check_scatter(op, arrays.graph, assign, clusters);
   return launch_forward(op, arrays, assign, clusters, {});
 }
 
@@ -91,33 +81,11 @@ std::tuple<at::Tensor, at::Tensor> cluster_scatter_backward(
   const char* op = "cluster_scatter_backward";
   const c10::cuda::CUDAGuard guard(cuda_device(op, clusters));
   const CudaGraph arrays(op, clusters, rowptr, member, colptr, ego, slot);
-  check_clusters(op, arrays, assign, clusters);
-  check_cuda(op, "grad", grad, {arrays.graph.num_nodes, clusters.size(2)}, grad);
+  check_scatter(op, arrays.graph, assign, clusters);
+  check_same_device(op, "grad", grad, clusters);
+  check_shape(op, "grad", grad, {arrays.graph.num_nodes, clusters.size(2)});
   return launch_backward(op, arrays, grad, assign, clusters, {});
 }
-
-// What node_update and its backward have in common: checked and contiguous.
-struct DenseArguments {
-  at::Tensor global_assign, global_message;
-  at::Tensor x_factor, global_factor, local_factor, ego_factor;
-
-  void prepare(const char* op, const at::Tensor& message) {
-    TORCH_CHECK_VALUE(global_assign.dim() == 2, op, ": global_assign must have shape [N, K], got ",
-                      global_assign.sizes());
-    const int64_t num_nodes = message.size(0), num_global = global_assign.size(1);
-    check_cuda(op, "global_assign", global_assign, {num_nodes, num_global}, message);
-    check_cuda(op, "global_message", global_message, {num_global, message.size(2)}, message);
-    global_assign = global_assign.contiguous();
-    global_message = global_message.contiguous();
-    for (at::Tensor* factor : {&x_factor, &global_factor, &local_factor, &ego_factor}) {
-      *factor = factor->to(wide_dtype(message)).contiguous();
-      TORCH_CHECK_VALUE(factor->sizes() == at::IntArrayRef{num_nodes}, op,
-                        ": a factor must have shape [", num_nodes, "], got ", factor->sizes());
-      TORCH_CHECK_VALUE(factor->device() == message.device(), op, ": a factor is on ",
-                        factor->device(), ", wanted ", message.device());
-    }
-  }
-};
 
 at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
                        const at::Tensor& global_message, const at::Tensor& assign,
@@ -130,18 +98,14 @@ at::Tensor node_update(const at::Tensor& x_, const at::Tensor& global_assign,
   const c10::cuda::CUDAGuard guard(cuda_device(op, message));
   const CudaGraph arrays(op, message, rowptr, member, colptr, ego, slot);
   arrays.check_ego_of_every_node(op);
-  check_clusters(op, arrays, assign, message);
-  check_cuda(op, "x", x_, {message.size(0), message.size(2)}, message);
+  check_scatter(op, arrays.graph, assign, message);
+  check_like(op, "x", x_, {message.size(0), message.size(2)}, message);
   DenseArguments dense{global_assign, global_message, x_factor,
                        global_factor, local_factor,   ego_factor};
   dense.prepare(op, message);
   const at::Tensor x = x_.contiguous();
-  const cuda::NodeUpdate update{
-      dense.global_assign.size(1),          x.const_data_ptr(),
-      dense.global_assign.const_data_ptr(), dense.global_message.const_data_ptr(),
-      dense.ego_factor.const_data_ptr(),    dense.x_factor.const_data_ptr(),
-      dense.global_factor.const_data_ptr(), dense.local_factor.const_data_ptr(),
-      cuda_activation(op, activation)};
+  const auto update =
+      dense.update<cuda::NodeUpdate>(x, parse_activation<cuda::Activation>(op, activation));
   return launch_forward(op, arrays, assign, message, update);
 }
 
@@ -155,8 +119,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> node_upda
   const c10::cuda::CUDAGuard guard(cuda_device(op, message));
   const CudaGraph arrays(op, message, rowptr, member, colptr, ego, slot);
   arrays.check_ego_of_every_node(op);
-  check_clusters(op, arrays, assign, message);
-  check_cuda(op, "grad", grad_, {message.size(0), message.size(2)}, grad_);
+  check_scatter(op, arrays.graph, assign, message);
+  check_same_device(op, "grad", grad_, message);
+  check_shape(op, "grad", grad_, {message.size(0), message.size(2)});
   DenseArguments dense{global_assign, global_message, x_factor,
                        global_factor, local_factor,   ego_factor};
   dense.prepare(op, message);

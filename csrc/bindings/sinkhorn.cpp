@@ -1,4 +1,5 @@
 // dcgnn::local_sinkhorn and dcgnn::global_sinkhorn on the CPU, with their backwards.
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 

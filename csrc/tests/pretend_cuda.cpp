@@ -1,5 +1,5 @@
-// A CUDA device that is not there, for machines without one: loaded before the CUDA runtime
-// (LD_PRELOAD), it answers what PyTorch asks before it works with CUDA tensors. Memory is host
+// Two CUDA devices that are not there, for machines without one: loaded before the CUDA runtime
+// (LD_PRELOAD), this answers what PyTorch asks before it works with CUDA tensors. Memory is host
 // memory that nobody computes on; kernels do not run: launches are recorded, or fail as asked for.
 // With it autograd and torch.compile follow fake CUDA tensors, and the launchers of the extension
 // can be watched from Python.
@@ -19,6 +19,8 @@ struct Grid {
 
 int next_launch_error = 0;
 int num_launches = 0;
+int current_device = 0;
+int last_device = 0;
 Grid last_grid, last_block;
 const void* last_stream = nullptr;
 
@@ -32,18 +34,22 @@ PRETEND void pretend_reset(int error) {
 PRETEND int pretend_num_launches() { return num_launches; }
 PRETEND unsigned pretend_last_grid() { return last_grid.x; }
 PRETEND unsigned pretend_last_block() { return last_block.x; }
+PRETEND int pretend_last_device() { return last_device; }
 PRETEND const void* pretend_last_stream() { return last_stream; }
 
-// The runtime: one device, one context, streams and events that are always done.
+// The runtime: two equal devices, streams and events that are always done.
 PRETEND int cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = 2;
   return 0;
 }
 PRETEND int cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device;
   return 0;
 }
-PRETEND int cudaSetDevice(int) { return 0; }
+PRETEND int cudaSetDevice(int device) {
+  current_device = device;
+  return 0;
+}
 PRETEND int cudaGetLastError() {
   const int error = next_launch_error;
   next_launch_error = 0;
@@ -120,6 +126,7 @@ PRETEND int cudaLaunchKernel(const void*, Grid grid, Grid block, void**, size_t,
   ++num_launches;
   last_grid = grid;
   last_block = block;
+  last_device = current_device;
   last_stream = stream;
   return next_launch_error;
 }
