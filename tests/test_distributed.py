@@ -180,6 +180,8 @@ def check_training(folder: Path, world: int) -> None:
     model = model_for(data)
     share = GraphShare.of(data, "auto")
     assert share.x.size(0) < data.num_nodes or world == 1
+    with pytest.raises(ValueError, match="objective_every needs the whole graph in one process"):
+        train(model, share, replace(CONFIG, objective_every=1))
     result = train(model, share, CONFIG)
     for name in ("loss", "val_loss", "val_metric"):
         torch.testing.assert_close(
@@ -344,6 +346,12 @@ def test_ranks_must_share_work(monkeypatch, capsys):
 def test_a_partition_needs_ranks(capsys):
     assert main(["train", GRAPH, "--partition"]) == 2
     assert "--partition needs several ranks: torchrun" in capsys.readouterr().err
+
+
+def test_options_that_would_do_nothing_are_refused(capsys):
+    for option in (["--batch-size", "20"], ["--num-neighbors", "4,4"]):
+        assert main(["train", GRAPH, *option]) == 2
+        assert f"{option[0]} is for mini-batches: add --loader neighbor" in capsys.readouterr().err
 
 
 def test_mini_batches_from_the_command_line(tmp_path, capsys):

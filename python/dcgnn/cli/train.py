@@ -86,12 +86,11 @@ def _add_scaling_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--num-neighbors",
         type=_numbers,
-        default=(10, 10),
         metavar="N,N,...",
         help="neighbours to sample, one number for each hop; all: --num-neighbors=-1,-1 (default: 10,10)",
     )
     group.add_argument(
-        "--batch-size", type=int, default=1024, metavar="N", help="training nodes of a batch (default: 1024)"
+        "--batch-size", type=int, metavar="N", help="training nodes of a batch (default: 1024)"
     )
     group.add_argument(
         "--partition",
@@ -113,6 +112,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.preset is not None:
         preset = load_preset(arguments.preset or arguments.graph)
     options.fill(arguments, preset)
+    for name in ("num_neighbors", "batch_size"):
+        if getattr(arguments, name) is not None and not arguments.loader:
+            raise ValueError(f"--{name.replace('_', '-')} is for mini-batches: add --loader neighbor")
     ranks = Ranks.of_environment()
     if arguments.partition and arguments.loader:
         raise ValueError("--partition trains on the whole graph: it cannot be joined with --loader")
@@ -225,7 +227,8 @@ def _train_one(
     model_options["num_global"] = model.message_passing.num_global
     batches = None
     if arguments.loader:
-        batches = BatchConfig(num_neighbors=arguments.num_neighbors, batch_size=arguments.batch_size)
+        given = {name: getattr(arguments, name) for name in ("num_neighbors", "batch_size")}
+        batches = BatchConfig(**{name: value for name, value in given.items() if value is not None})
     problem: Any = GraphShare.of(data, arguments.partition) if arguments.partition else data
     del data  # of a partitioned graph this rank keeps its share
     before = _modified(checkpoint)
