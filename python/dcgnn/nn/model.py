@@ -154,7 +154,7 @@ class DCGNN(torch.nn.Module):
         num_graphs: int | None = None,
     ) -> Tensor:
         """Logits ``[N, C]`` of the whole graph or batch as in evaluation mode, with all neighbours, layer by
-        layer and with at most ``chunk_size`` egos at a time: equal to one forward, but assignments and, unless
+        layer and at most ``chunk_size`` egos at a time: equal to one forward, but assignments and, unless
         they are carried from layer to layer, clusters are in memory for one chunk alone.
         """
         was_training = self.training
