@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import statistics
@@ -18,12 +19,14 @@ from dcgnn.cli.checks import check_writable, find_device
 from dcgnn.cli.graphs import describe_graphs
 from dcgnn.cli.info import environment
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
-from dcgnn.distributed.launch import Ranks, broadcast_object, process_group
+from dcgnn.distributed.launch import DEFAULT_TIMEOUT, Ranks, broadcast_object, process_group
 from dcgnn.engines import BatchConfig, GraphShare
 from dcgnn.partition import METHODS
 from dcgnn.presets import load_preset
 from dcgnn.recipe import build_model
 from dcgnn.training import TrainingInterrupted, TrainResult, train
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,6 +58,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda if there is one)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=list(_DTYPES),
+        default="float32",
+        help="numbers to compute in; float64 is slower and shows that runs are equal (default: float32)",
     )
     parser.add_argument(
         "--checkpoint",
@@ -100,6 +109,13 @@ def _add_scaling_options(group: argparse._ArgumentGroup) -> None:
         help="under torchrun: spread the graph over the ranks, cut by METIS where pymetis is installed, "
         "else in ranges",
     )
+    group.add_argument(
+        "--rank-timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT,
+        metavar="SECONDS",
+        help=f"under torchrun: a rank that is not heard of for so long is lost (default: {DEFAULT_TIMEOUT})",
+    )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -125,7 +141,9 @@ def run(arguments: argparse.Namespace) -> None:
     device = find_device(arguments.device)
     if ranks.launched and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", ranks.local_rank)
-    with process_group(ranks, device):
+    if not arguments.rank_timeout > 0:
+        raise ValueError(f"--rank-timeout must be positive, got {arguments.rank_timeout}")
+    with process_group(ranks, device, arguments.rank_timeout):
         _run(arguments, ranks, device)
 
 
@@ -214,7 +232,9 @@ def _train_one(
     checkpoint_every: int,
     resume: bool,
 ) -> tuple[TrainResult, dict[str, Any]]:
+    dtype = _DTYPES[arguments.dtype]
     data = load_graph(arguments.graph, data_root=arguments.data_root, split=split)
+    data = dataclasses.replace(data, x=data.x.to(dtype))
     config = options.train_config(arguments, seed)
     model_options = options.model_options(arguments)
     torch.manual_seed(seed)
@@ -223,7 +243,7 @@ def _train_one(
         channels=data.num_features,
         classes=data.num_classes,
         nodes=data.num_nodes,
-    ).to(device)
+    ).to(device, dtype)
     model_options["num_global"] = model.message_passing.num_global
     batches = None
     if arguments.loader:
@@ -301,6 +321,7 @@ def _report(
         "test_std": deviation,
         "runs": [result.to_dict() for result in results],
         "model": model_options,
+        "dtype": arguments.dtype,
         "training": {name: getattr(arguments, name) for name in options.train_option_names()},
         "environment": environment(),
     }
