@@ -4,25 +4,34 @@
 
 A random graph with planted communities (edges stay inside with probability --inside), so that a good cut
 exists. Every rank has one thread. A row is a forward and a backward of all layers; bytes are those that the
-busiest rank sends for them, by layer. With more ranks than cores the times say nothing.
+busiest rank sends for them, by layer. All rows are measured in turns: every round runs each of them once
+while the other ranks wait, and a speed-up is the median over rounds of the first row's time by the row's
+own. With more ranks than cores the times say nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from dcgnn import DCGNN
+from dcgnn.cli.info import environment
 from dcgnn.cli.table import format_table
 from dcgnn.distributed.topology import PartTopology
 from dcgnn.partition import edge_cut, make_part, owners
-from dcgnn.timing import interleaved_medians
 from dcgnn_kernels import EgoGraph
+
+KINDS = ("gather", "reduce", "all_reduce")
+COPIED = 1 << 26  # bytes, beyond any cache
 
 
 def community_graph(num_nodes: int, num_edges: int, inside: float, communities: int = 64) -> EgoGraph:
@@ -37,49 +46,94 @@ def community_graph(num_nodes: int, num_edges: int, inside: float, communities: 
     return EgoGraph.from_edge_index(torch.cat([edges, edges.flip(0)], dim=1), num_nodes)
 
 
-def work(rank: int, world: int, arguments: argparse.Namespace, method: str, folder: str) -> None:
+@dataclass
+class Case:
+    """One number of ranks and one way to cut."""
+
+    ranks: int
+    method: str
+    cut: float
+    step: Callable[[], object]
+    counts: torch.Tensor  # bytes by kind, calls, halo rows by own rows; of the busiest rank
+
+
+def make_case(graph: EgoGraph, ranks: int, method: str, arguments: argparse.Namespace) -> Case:
+    """All processes call this; those beyond ``ranks`` have nothing to do in a step."""
+    rank = dist.get_rank()
+    group = dist.new_group(list(range(ranks)))
+    owner = [owners(graph, ranks, method)] if rank == 0 else [None]
+    dist.broadcast_object_list(owner)
+    counts = torch.zeros(len(KINDS) + 2, dtype=torch.float64)
+    step: Callable[[], object] = int
+    if rank < ranks:
+        part = make_part(graph, owner[0], rank)
+        topology = PartTopology(part, group)
+        torch.manual_seed(0)
+        model = DCGNN(arguments.channels, arguments.channels, 4, 8, num_layers=arguments.layers)
+        x = torch.randn(topology.num_nodes, arguments.channels)
+
+        def step() -> None:
+            model.zero_grad()
+            model(x, topology).sum().backward()
+
+        step()  # factors are exchanged once
+        traffic = topology.halo.traffic
+        traffic.reset()
+        step()
+        sent = [traffic.bytes.get(kind, 0) for kind in KINDS]
+        share = part.halo_rows.numel() / part.own_rows.numel()
+        counts = torch.tensor([*sent, sum(traffic.calls.values()), share], dtype=torch.float64)
+    dist.all_reduce(counts, op=dist.ReduceOp.MAX)
+    return Case(ranks, method, edge_cut(graph, owner[0]), step, counts)
+
+
+def work(rank: int, world: int, arguments: argparse.Namespace, folder: str) -> None:
+    """Measures all cases; rank 0 writes their rows."""
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     graph = community_graph(arguments.nodes, arguments.edges, arguments.inside)
-    owner = [owners(graph, world, method)] if rank == 0 else [None]
-    dist.broadcast_object_list(owner)
-    cut = edge_cut(graph, owner[0])
-    part = make_part(graph, owner[0], rank)
-    del graph
-    topology = PartTopology(part)
-    torch.manual_seed(0)
-    model = DCGNN(arguments.channels, arguments.channels, 4, 8, num_layers=arguments.layers)
-    x = torch.randn(topology.num_nodes, arguments.channels)
-
-    def step() -> None:
-        model.zero_grad()
-        model(x, topology).sum().backward()
-
-    step()  # factors are exchanged once
-    topology.halo.traffic.reset()
-    step()
-    traffic = topology.halo.traffic
-    sent = torch.tensor([traffic.bytes.get(kind, 0) for kind in ("gather", "reduce", "all_reduce")])
-    halo = torch.tensor([part.halo_rows.numel() / part.own_rows.numel()])
-    calls = sum(traffic.calls.values())
-    for values in (sent, halo):
-        dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    seconds = interleaved_medians({"step": step}, rounds=arguments.rounds)["step"]
-    longest = torch.tensor([seconds])
-    dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+    cases = [
+        make_case(graph, ranks, method, arguments)
+        for ranks in arguments.ranks
+        for method in (arguments.methods if ranks > 1 else arguments.methods[:1])
+    ]
+    source, target = torch.ones(COPIED, dtype=torch.uint8), torch.ones(COPIED, dtype=torch.uint8)
+    steps = [(case.ranks, case.step) for case in cases] + [(1, lambda: target.copy_(source))]
+    seconds = torch.zeros(arguments.rounds, len(steps), dtype=torch.float64)
+    for round_ in range(arguments.rounds):
+        for index, (ranks, step) in enumerate(steps):
+            dist.barrier()
+            if rank < ranks:
+                begin = time.perf_counter()
+                step()
+                seconds[round_, index] = time.perf_counter() - begin
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     if rank == 0:
-        by_layer = (sent.double() / arguments.layers / 1024).tolist()
-        row = [
-            str(world),
-            method,
-            f"{1000 * longest.item():.1f}",
-            f"{100 * cut:.1f}",
-            f"{100 * halo.item():.0f}",
-        ]
-        row += [f"{value:.1f}" for value in by_layer] + [str(calls // arguments.layers)]
-        torch.save(row, f"{folder}/row.pt")
+        rows = [table_row(case, seconds, index, arguments) for index, case in enumerate(cases)]
+        slot = median(seconds[:, 0]) / (graph.num_slots * arguments.layers)
+        torch.save([rows, 1e9 * slot, 2 * COPIED / median(seconds[:, -1]) / 1e9], f"{folder}/found")
     dist.destroy_process_group()
+
+
+def median(values: torch.Tensor) -> float:
+    """The middle one, or the mean of the two in the middle."""
+    return statistics.median(values.tolist())
+
+
+def table_row(case: Case, seconds: torch.Tensor, index: int, arguments: argparse.Namespace) -> list[str]:
+    """One line of the table."""
+    *sent, calls, halo = case.counts.tolist()
+    return [
+        str(case.ranks),
+        case.method,
+        f"{1000 * median(seconds[:, index]):.1f}",
+        f"{median(seconds[:, 0] / seconds[:, index]):.2f}",
+        f"{100 * case.cut:.1f}",
+        f"{100 * halo:.0f}",
+        *(f"{count / arguments.layers / 1024:.1f}" for count in sent),
+        f"{calls / arguments.layers:.0f}",
+    ]
 
 
 def main() -> None:
@@ -95,27 +149,22 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
-    rows = []
-    for world in map(int, arguments.ranks.split(",")):
-        for method in arguments.methods.split(",")[: None if world > 1 else 1]:
-            with tempfile.TemporaryDirectory() as folder:
-                multiprocessing.spawn(work, (world, arguments, method, folder), world)
-                rows.append(torch.load(f"{folder}/row.pt", weights_only=True))
-    header = [
-        "ranks",
-        "cut",
-        "ms",
-        "edges cut %",
-        "halo % of own",
-        "KiB gather",
-        "KiB reduce",
-        "KiB all-reduce",
-        "calls",
-    ]
-    sizes = f"{arguments.nodes} nodes, {arguments.edges} edges, {arguments.channels} channels"
-    print(f"{sizes}, {os.cpu_count()} cores;")
+    arguments.ranks = [int(ranks) for ranks in arguments.ranks.split(",")]
+    arguments.methods = arguments.methods.split(",")
+    world = max(arguments.ranks)
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(work, (world, arguments, folder), world)
+        rows, slot_ns, stream = torch.load(f"{folder}/found", weights_only=True)
+    header = ["ranks", "cut", "ms", "speed-up", "edges cut %", "halo % of own"]
+    header += ["KiB gather", "KiB reduce", "KiB all-reduce", "calls"]
+    print(
+        f"{arguments.nodes} nodes, {arguments.edges} edges, {arguments.channels} channels, "
+        f"{arguments.layers} layers, {arguments.rounds} rounds; "
+        f"{environment()['cpu']}, {os.cpu_count()} cores, torch {torch.__version__}"
+    )
     print("forward and backward; KiB and calls of the busiest rank for one layer")
     print(format_table(header, rows, words=2))
+    print(f"first row: {slot_ns:.1f} ns a slot and layer; a copy on one thread: {stream:.1f} GB/s")
 
 
 if __name__ == "__main__":

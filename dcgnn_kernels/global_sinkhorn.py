@@ -15,7 +15,7 @@ from dcgnn_kernels._library import (
     define_autograd,
     forbid_double_backward,
 )
-from dcgnn_kernels.graph import EgoGraph
+from dcgnn_kernels.graph import EgoGraph, filled_graphs
 from dcgnn_kernels.local_sinkhorn import local_sinkhorn
 from dcgnn_kernels.reference import DEFAULT_MAX_ITERS, DEFAULT_TOL, accumulate_dtype
 
@@ -46,7 +46,8 @@ def global_sinkhorn(
         cost_scale: divide the cost by ``"none"``, or the ``"mean"`` or ``"max"`` of all costs.
         batch: ``[N]`` the graph of every node in a disjoint union of ``G`` graphs, or
             :meth:`EgoGraph.from_batch` of it: every graph is a problem of its own, with its own number of
-            nodes, all solved by one call of the kernels of :func:`local_sinkhorn`.
+            nodes, all solved by one call of the kernels of :func:`local_sinkhorn`. ``G`` is that of
+            ``centroids``, else one more than the largest entry; clusters of a graph without nodes are 0.
         tol: with ``num_iters=None``, stop when no potential moves by more than this.
         max_iters: with ``num_iters=None``, stop after this many iterations at the latest.
 
@@ -76,11 +77,19 @@ def _of_batch(
     z: Tensor, centroids: Tensor, batch: Tensor | EgoGraph, options: tuple[Any, ...], **limits: Any
 ) -> tuple[Tensor, Tensor]:
     """One problem for every graph of the batch: egos that are whole graphs."""
-    graphs = batch if isinstance(batch, EgoGraph) else EgoGraph.from_batch(batch)
     check_float("z", z, 2)
-    if isinstance(centroids, Tensor) and centroids.dim() == 2:
+    own = isinstance(centroids, Tensor) and centroids.dim() == 3
+    if isinstance(batch, EgoGraph):
+        graphs, num_graphs, filled = batch, batch.num_egos, None
+    else:
+        graphs, num_graphs, filled = filled_graphs(batch, centroids.size(0) if own else None)
+    if own and filled is not None:
+        centroids = centroids[filled]
+    elif isinstance(centroids, Tensor) and centroids.dim() == 2:
         centroids = centroids.expand(graphs.num_egos, -1, -1)
     assign, clusters = local_sinkhorn(z, centroids, graphs, *options, **limits)
+    if filled is not None:
+        clusters = clusters.new_zeros(num_graphs, *clusters.shape[1:]).index_copy(0, filled, clusters)
     # The rows of the assignment are slots: the nodes sorted by graph.
     return assign[graphs.slot.long()], clusters
 

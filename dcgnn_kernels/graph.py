@@ -160,22 +160,18 @@ class EgoGraph:
         The other ops need an ego for every node and refuse it.
 
         Args:
-            batch: ``[N]`` int64, the graph of every node, as in a PyG batch; need not be sorted.
+            batch: ``[N]`` int64, the graph of every node, as in a PyG batch; need not be sorted. An ego has
+                members, so every graph must have nodes; see :func:`filled_graphs`.
             num_graphs: Number of graphs; by default one more than the largest entry.
 
         Raises:
             ValueError: for a wrong shape or dtype, or a graph without nodes.
             IndexError: for an entry that is negative or not below ``num_graphs``.
         """
-        if not isinstance(batch, Tensor) or batch.dim() != 1 or batch.dtype != torch.int64:
-            given = f"{batch.dtype} {list(batch.shape)}" if isinstance(batch, Tensor) else repr(batch)
-            raise ValueError(f"batch must be an int64 tensor of shape [num_nodes], got {given}")
+        num_graphs = _count_graphs(batch, num_graphs)
         num_nodes = batch.numel()
-        low, high = (int(bound) for bound in torch.aminmax(batch)) if num_nodes else (0, -1)
-        if num_graphs is None:
-            num_graphs = high + 1
-        if low < 0 or high >= num_graphs:
-            raise IndexError(f"batch must be in [0, {num_graphs}), got {low}..{high}")
+        if num_graphs > num_nodes:  # before anything of that size is made
+            raise ValueError(f"batch: {num_graphs} graphs cannot all have nodes, there are {num_nodes}")
         counts = torch.bincount(batch, minlength=num_graphs)
         if bool((counts == 0).any()):
             raise ValueError(f"batch: graph {int((counts == 0).nonzero()[0])} has no nodes")
@@ -272,6 +268,42 @@ def check_graph(graph: object, *, ego_of_every_node: bool = False) -> None:
         raise ValueError(
             f"graph must have an ego for every node, got {graph.num_egos} egos and {graph.num_nodes} nodes"
         )
+
+
+def filled_graphs(batch: Tensor, num_graphs: int | None = None) -> tuple[EgoGraph, int, Tensor | None]:
+    """:meth:`EgoGraph.from_batch` of those graphs of a disjoint union that have nodes.
+
+    Args:
+        batch: ``[N]`` int64, the graph of every node.
+        num_graphs: Number of graphs, with and without nodes; by default one more than the largest entry,
+            which must then be below the number of nodes.
+
+    Returns:
+        The graphs that have nodes as egos; the number of all graphs; and the numbers of those that have
+        nodes, or None when all have.
+    """
+    count = _count_graphs(batch, num_graphs)
+    if num_graphs is None and count > batch.numel():
+        raise IndexError(
+            f"batch names graph {count - 1}, but has {batch.numel()} nodes: give num_graphs if most graphs "
+            "are empty"
+        )
+    filled, compact = torch.unique(batch, return_inverse=True)
+    graphs = EgoGraph.from_batch(compact, filled.numel())
+    return graphs, count, None if filled.numel() == count else filled
+
+
+def _count_graphs(batch: object, num_graphs: int | None) -> int:
+    """The number of graphs of a batch vector, which is checked."""
+    if not isinstance(batch, Tensor) or batch.dim() != 1 or batch.dtype != torch.int64:
+        given = f"{batch.dtype} {list(batch.shape)}" if isinstance(batch, Tensor) else repr(batch)
+        raise ValueError(f"batch must be an int64 tensor of shape [num_nodes], got {given}")
+    low, high = (int(bound) for bound in torch.aminmax(batch)) if batch.numel() else (0, -1)
+    if num_graphs is None:
+        num_graphs = high + 1
+    if low < 0 or high >= num_graphs:
+        raise IndexError(f"batch must be in [0, {num_graphs}), got {low}..{high}")
+    return num_graphs
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:

@@ -334,9 +334,13 @@ def global_sinkhorn(
     if batch is not None:
         graph_of_node = batch.ego.long() if isinstance(batch, EgoGraph) else batch
         assign, each = z.new_zeros(z.size(0), centroids.size(-2)), []
-        for index in range(int(graph_of_node.max()) + 1):
+        num_graphs = centroids.size(0) if centroids.dim() == 3 else int(graph_of_node.max()) + 1
+        for index in range(num_graphs):
             nodes = (graph_of_node == index).nonzero()[:, 0]
             start = centroids if centroids.dim() == 2 else centroids[index]
+            if nodes.numel() == 0:
+                each.append(torch.zeros_like(start))
+                continue
             part, clusters, _ = global_sinkhorn_with_potentials(
                 z[nodes], start, lam, num_iters, cost_scale, tol, max_iters
             )

@@ -72,6 +72,18 @@ def test_bad_batches_are_named():
         EgoGraph.from_batch(torch.tensor([0, 2, 2]))
     with pytest.raises(IndexError, match=r"batch must be in \[0, 2\)"):
         EgoGraph.from_batch(torch.tensor([0, 2]), num_graphs=2)
+    huge = torch.tensor([0, 2**60])  # nothing of that size is made
+    with pytest.raises(ValueError, match="graphs cannot all have nodes, there are 2"):
+        EgoGraph.from_batch(huge)
+    no_edges = torch.zeros(2, 0, dtype=torch.int64)
+    for call in (
+        lambda: dcgnn_kernels.global_sinkhorn(torch.randn(2, 2), torch.randn(3, 2), batch=huge),
+        lambda: DCMsgPassing(2, 2)(torch.randn(2, 2), no_edges, batch=huge),
+    ):
+        with pytest.raises(IndexError, match=f"batch names graph {2**60}, but has 2 nodes: give num_graphs"):
+            call()
+    with pytest.raises(ValueError, match="num_graphs must be given with batch"):
+        DCMsgPassing(2, 2)(torch.randn(2, 2), no_edges, num_graphs=2)
     with pytest.raises(ValueError, match="batch must be an int64 tensor"):
         EgoGraph.from_batch(torch.tensor([0.0]))
     graphs = EgoGraph.from_batch(torch.tensor([0, 0, 1]))
@@ -83,7 +95,9 @@ def test_bad_batches_are_named():
     ):
         with pytest.raises(ValueError, match="graph must have an ego for every node, got 2 egos and 3 nodes"):
             call()
-    with pytest.raises(ValueError, match=r"centroids must have shape \[N, K, F\] = \[2, 2, 2\], got"):
+    with pytest.raises(
+        ValueError, match=r"centroids must have shape \[N, K, F\] = \[2, 2, 2\], got \[3, 2, 2\]"
+    ):
         dcgnn_kernels.local_sinkhorn(z, torch.randn(3, 2, 2), graphs)
     with pytest.raises(ValueError, match="an ego for every node"):
         torch.ops.dcgnn.local_centroids(z, *graphs.arrays(), 2)
@@ -128,6 +142,53 @@ def test_a_batch_computes_every_graph_as_if_it_were_alone(options):
         torch.testing.assert_close(state.global_clusters, clusters, rtol=1e-10, atol=1e-12)
     with pytest.raises(ValueError, match="the objective is that of one whole graph"):
         state.layers[0].objective  # noqa: B018
+
+
+def empty_graph() -> Data:
+    return Data(x=torch.zeros(0, 4, dtype=torch.float64), edge_index=torch.zeros(2, 0, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("options", [{}, {"transform": "per-cluster", "global_momentum": 0.5}], ids=str)
+def test_graphs_without_nodes_have_no_rows_and_clusters_of_zero(options):
+    data, _ = disjoint_union()
+    batch = Batch.from_data_list([empty_graph(), data[0], empty_graph(), data[1], data[2], empty_graph()])
+    full = Batch.from_data_list(data)
+    y = torch.randint(0, 2, (full.num_nodes,))
+    found = []
+    for union, num_graphs in ((batch, batch.num_graphs), (full, None)):
+        torch.manual_seed(0)
+        model = DCGNN(4, 6, 2, 4, num_layers=2, **options).double()
+        given = {"batch": union.batch, "num_graphs": num_graphs}
+        out, state = model(union.x, union.edge_index, return_state=True, **given)
+        training_loss(out, y, state, ortho_weight=0.5, sim_weight=0.5).backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        chunked = model.inference(union.x, union.edge_index, 4, **given)
+        found.append((out, model.message_passing.global_embedding, chunked, *grads))
+        clusters = state.global_clusters
+        if union is batch:
+            assert clusters.shape == (6, 4, 6)
+            assert not clusters[[0, 2, 5]].any()
+            clusters = clusters[[1, 3, 4]]
+        found[-1] = (clusters, *found[-1])
+    for left, right in zip(*found, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_op_gives_clusters_of_zero_to_graphs_without_nodes(shared):
+    batch = torch.tensor([3, 1, 3, 3, 1])
+    inputs = (torch.randn(5, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64))
+    if not shared:
+        inputs = inputs[0], torch.randn(6, 2, 3, dtype=torch.float64)
+    _, clusters = dcgnn_kernels.global_sinkhorn(*inputs, batch=batch)
+    assert clusters.shape == (4 if shared else 6, 2, 3)
+    assert clusters.flatten(1).any(1).nonzero()[:, 0].tolist() == [1, 3]
+    compare_with_reference(
+        lambda z, c: dcgnn_kernels.global_sinkhorn(z, c, batch=batch),
+        lambda z, c: reference.global_sinkhorn(z, c, batch=batch),
+        inputs,
+        torch.float64,
+    )
 
 
 @pytest.mark.parametrize("mass", ["node", "paper"])
@@ -279,6 +340,11 @@ def test_inference_in_chunks_is_the_forward(chunk_size):
         torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
         assert model.training
         assert not out.requires_grad
+        batch = torch.arange(40) % 3
+        batch[data.edge_index.flatten().unique()] = 0  # only nodes without edges are apart
+        expected = model.eval()(data.x, data.edge_index, batch=batch)
+        out = model.inference(data.x, data.edge_index, chunk_size, batch=batch)
+        torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_training_on_batches_learns_resumes_and_is_told_apart(tmp_path):

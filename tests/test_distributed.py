@@ -180,6 +180,8 @@ def check_training(folder: Path, world: int) -> None:
     model = model_for(data)
     share = GraphShare.of(data, "auto")
     assert share.x.size(0) < data.num_nodes or world == 1
+    with pytest.raises(ValueError, match="objective_every needs the whole graph in one process"):
+        train(model, share, replace(CONFIG, objective_every=1))
     result = train(model, share, CONFIG)
     for name in ("loss", "val_loss", "val_metric"):
         torch.testing.assert_close(
@@ -274,13 +276,16 @@ def torchrun(arguments: list[str], *options: str) -> subprocess.Popen:
     )
 
 
-def kill_rank(parent: subprocess.Popen, rank: int) -> None:
+def process_of_rank(parent: subprocess.Popen, rank: int) -> int:
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent.pid)], capture_output=True, text=True)
     for pid in map(int, listed.stdout.split()):
         if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            os.kill(pid, signal.SIGKILL)
-            return
+            return pid
     raise AssertionError(f"no rank {rank} among the processes of torchrun")
+
+
+def kill_rank(parent: subprocess.Popen, rank: int) -> None:
+    os.kill(process_of_rank(parent, rank), signal.SIGKILL)
 
 
 def wait_for_epoch(path: Path, epoch: int, process: subprocess.Popen) -> None:
@@ -308,7 +313,7 @@ def test_a_killed_rank_leaves_a_checkpoint_and_a_restart_goes_on(tmp_path, capfd
     kill_rank(process, 1)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "dcgnn[rank 0]: rank 0 of 2 lost another rank" in errors
+    assert "dcgnn[rank 0]: rank 0 of 2 lost rank 1 (" in errors
     reached = load_checkpoint(path)["epoch"]
     assert 5 <= reached < 60
     # On one process, from what the two have left.
@@ -332,6 +337,24 @@ def test_a_killed_rank_leaves_a_checkpoint_and_a_restart_goes_on(tmp_path, capfd
     torch.testing.assert_close(losses(spread), losses(alone), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="finds ranks by /proc")
+def test_a_rank_that_stands_still_does_not_hold_the_others_for_ever(tmp_path):
+    path = tmp_path / "run.pt"
+    options = ["--partition", "--checkpoint", str(path), "--checkpoint-every", "1", "--rank-timeout", "5"]
+    process = torchrun([*options, "--epochs", "100000", "--patience", "100000"], "--max-restarts", "0")
+    wait_for_epoch(path, 1, process)
+    others, still = (Path(f"/proc/{process_of_rank(process, rank)}") for rank in (0, 1))
+    os.kill(int(still.name), signal.SIGSTOP)
+    while others.exists() and "Z" not in (others / "stat").read_text().rsplit(")", 1)[1].split()[0]:
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.kill(int(still.name), signal.SIGCONT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "dcgnn[rank 0]: rank 0 of 2 lost rank 1 (Timed out waiting" in errors
+    assert load_checkpoint(path)["epoch"] >= 1
+
+
 def test_ranks_must_share_work(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -344,6 +367,12 @@ def test_ranks_must_share_work(monkeypatch, capsys):
 def test_a_partition_needs_ranks(capsys):
     assert main(["train", GRAPH, "--partition"]) == 2
     assert "--partition needs several ranks: torchrun" in capsys.readouterr().err
+
+
+def test_options_that_would_do_nothing_are_refused(capsys):
+    for option in (["--batch-size", "20"], ["--num-neighbors", "4,4"]):
+        assert main(["train", GRAPH, *option]) == 2
+        assert f"{option[0]} is for mini-batches: add --loader neighbor" in capsys.readouterr().err
 
 
 def test_mini_batches_from_the_command_line(tmp_path, capsys):

@@ -246,14 +246,12 @@ class Partitioned(FullBatch):
             raise ValueError(f"a partitioned graph is for a DCGNN, got {type(model).__name__}")
         if model.adjacency is not None:
             raise ValueError("adjacency_embedding needs the whole graph on every rank, not a part")
+        if config.objective_every:
+            raise ValueError("objective_every needs the whole graph in one process, not a part")
         self.model, self.config = model, config
         self.device = next(model.parameters()).device
         self.share = data.to(self.device)
         launch.broadcast_module(model)
-
-    @property
-    def holds_graph(self) -> bool:
-        return False
 
     def losses(self, epoch: int) -> Iterator[Tensor]:
         share, config = self.share, self.config

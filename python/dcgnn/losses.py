@@ -161,18 +161,22 @@ def training_loss(
         return loss
     if state is None or state.global_clusters is None:
         raise ValueError("state with global clusters (alpha > 0) is needed when a loss weight is not 0")
+    clusters, topology = state.global_clusters, state.layers[-1].topology
+    if isinstance(topology, BatchTopology):
+        clusters = topology.of_filled(clusters)
     if ortho_weight != 0:
-        loss = loss + ortho_weight * orthogonality_loss(state.global_clusters)
+        loss = loss + ortho_weight * orthogonality_loss(clusters)
     if sim_weight != 0:
         options = (logits.size(1), sim_aggr, sim_metric)
-        loss = loss + sim_weight * _similarity_of_state(state, y, chosen, *options)
+        loss = loss + sim_weight * _similarity_of_state(state, clusters, y, chosen, *options)
     return loss
 
 
-def _similarity_of_state(state: DCState, y: Tensor, chosen: Tensor, *options: Any) -> Tensor:
+def _similarity_of_state(
+    state: DCState, clusters: Tensor, y: Tensor, chosen: Tensor, *options: Any
+) -> Tensor:
     """Mean over the chosen nodes, each with the clusters of its own graph."""
-    clusters, topology = state.global_clusters, state.layers[-1].topology
-    assert clusters is not None
+    topology = state.layers[-1].topology
     if not isinstance(topology, BatchTopology):
         return similarity_loss(state.z[chosen], clusters, y[chosen], *options)
     graph_of_node, total = topology.graphs.ego.long(), state.z.new_zeros(())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import re
 import statistics
@@ -18,12 +19,14 @@ from dcgnn.cli.checks import check_writable, find_device
 from dcgnn.cli.graphs import describe_graphs
 from dcgnn.cli.info import environment
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
-from dcgnn.distributed.launch import Ranks, broadcast_object, process_group
+from dcgnn.distributed.launch import DEFAULT_TIMEOUT, Ranks, broadcast_object, process_group
 from dcgnn.engines import BatchConfig, GraphShare
 from dcgnn.partition import METHODS
 from dcgnn.presets import load_preset
 from dcgnn.recipe import build_model
 from dcgnn.training import TrainingInterrupted, TrainResult, train
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -57,6 +60,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda if there is one)"
     )
     parser.add_argument(
+        "--dtype",
+        choices=list(_DTYPES),
+        default="float32",
+        help="numbers to compute in; float64 is slower and shows that runs are equal (default: float32)",
+    )
+    parser.add_argument(
         "--checkpoint",
         metavar="FILE",
         help="file for checkpoints; without it one is written to "
@@ -86,12 +95,11 @@ def _add_scaling_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--num-neighbors",
         type=_numbers,
-        default=(10, 10),
         metavar="N,N,...",
         help="neighbours to sample, one number for each hop; all: --num-neighbors=-1,-1 (default: 10,10)",
     )
     group.add_argument(
-        "--batch-size", type=int, default=1024, metavar="N", help="training nodes of a batch (default: 1024)"
+        "--batch-size", type=int, metavar="N", help="training nodes of a batch (default: 1024)"
     )
     group.add_argument(
         "--partition",
@@ -100,6 +108,13 @@ def _add_scaling_options(group: argparse._ArgumentGroup) -> None:
         choices=METHODS,
         help="under torchrun: spread the graph over the ranks, cut by METIS where pymetis is installed, "
         "else in ranges",
+    )
+    group.add_argument(
+        "--rank-timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT,
+        metavar="SECONDS",
+        help=f"under torchrun: a rank that is not heard of for so long is lost (default: {DEFAULT_TIMEOUT})",
     )
 
 
@@ -113,6 +128,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.preset is not None:
         preset = load_preset(arguments.preset or arguments.graph)
     options.fill(arguments, preset)
+    for name in ("num_neighbors", "batch_size"):
+        if getattr(arguments, name) is not None and not arguments.loader:
+            raise ValueError(f"--{name.replace('_', '-')} is for mini-batches: add --loader neighbor")
     ranks = Ranks.of_environment()
     if arguments.partition and arguments.loader:
         raise ValueError("--partition trains on the whole graph: it cannot be joined with --loader")
@@ -123,7 +141,9 @@ def run(arguments: argparse.Namespace) -> None:
     device = find_device(arguments.device)
     if ranks.launched and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", ranks.local_rank)
-    with process_group(ranks, device):
+    if not arguments.rank_timeout > 0:
+        raise ValueError(f"--rank-timeout must be positive, got {arguments.rank_timeout}")
+    with process_group(ranks, device, arguments.rank_timeout):
         _run(arguments, ranks, device)
 
 
@@ -212,7 +232,9 @@ def _train_one(
     checkpoint_every: int,
     resume: bool,
 ) -> tuple[TrainResult, dict[str, Any]]:
+    dtype = _DTYPES[arguments.dtype]
     data = load_graph(arguments.graph, data_root=arguments.data_root, split=split)
+    data = dataclasses.replace(data, x=data.x.to(dtype))
     config = options.train_config(arguments, seed)
     model_options = options.model_options(arguments)
     torch.manual_seed(seed)
@@ -221,11 +243,12 @@ def _train_one(
         channels=data.num_features,
         classes=data.num_classes,
         nodes=data.num_nodes,
-    ).to(device)
+    ).to(device, dtype)
     model_options["num_global"] = model.message_passing.num_global
     batches = None
     if arguments.loader:
-        batches = BatchConfig(num_neighbors=arguments.num_neighbors, batch_size=arguments.batch_size)
+        given = {name: getattr(arguments, name) for name in ("num_neighbors", "batch_size")}
+        batches = BatchConfig(**{name: value for name, value in given.items() if value is not None})
     problem: Any = GraphShare.of(data, arguments.partition) if arguments.partition else data
     del data  # of a partitioned graph this rank keeps its share
     before = _modified(checkpoint)
@@ -298,6 +321,7 @@ def _report(
         "test_std": deviation,
         "runs": [result.to_dict() for result in results],
         "model": model_options,
+        "dtype": arguments.dtype,
         "training": {name: getattr(arguments, name) for name in options.train_option_names()},
         "environment": environment(),
     }

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+#: Seconds that a rank waits for the others before it takes them for lost.
+DEFAULT_TIMEOUT = 600
+
+#: Seconds that the ranks which are left have to report, so that the lost ones can be named.
+_ROLL_CALL = 3.0
 
 
 class RankLost(RuntimeError):
@@ -48,40 +58,72 @@ class Ranks:
 
 
 @contextmanager
-def process_group(ranks: Ranks, device: torch.device) -> Iterator[None]:
-    """Connected ranks: by gloo on CPUs, by nccl on GPUs; nothing outside ``torchrun``."""
+def process_group(ranks: Ranks, device: torch.device, timeout: float = DEFAULT_TIMEOUT) -> Iterator[None]:
+    """Connected ranks: by gloo on CPUs, by nccl on GPUs; nothing outside ``torchrun``.
+
+    Args:
+        ranks: this process among all.
+        device: what the ranks compute on.
+        timeout: seconds that a collective waits for the other ranks.
+
+    Raises:
+        RankLost: If the transport fails: this rank is whole, another one is not.
+    """
     if not ranks.launched:
         yield
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with lost_rank_is_named(ranks):
-        store, rank, world = next(iter(dist.rendezvous("env://")))
+    longest = timedelta(seconds=timeout)
+    store: dist.Store | None = None
+    try:
+        store, rank, world = next(iter(dist.rendezvous("env://", timeout=longest)))
         # torchrun may keep its store over restarts: without a name of its own a restarted group would find
         # the addresses of ranks that are gone.
         store = dist.PrefixStore(f"dcgnn/{ranks.restarts}", store)
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=longest)
         try:
             yield
         finally:
+            # Closed connections tell ranks that wait for this one.
             dist.destroy_process_group()
-
-
-@contextmanager
-def lost_rank_is_named(ranks: Ranks) -> Iterator[None]:
-    """Turns a transport's error into :class:`RankLost`: this rank is whole, another one is not."""
-    try:
-        yield
     except RuntimeError as error:
         text = str(error)
-        if isinstance(error, RankLost) or not _of_transport(error, text):
+        if not _of_transport(error, text):
             raise
-        first = re.sub(r"\[[^\]]*\.cc:\d+\] ?", "", text.strip().splitlines()[0]).split(". ")[0][:120]
+        lost = _lost_ranks(store, ranks)
+        first = re.sub(r"\[[^\]]*\.(cc|cpp):\d+\] ?", "", text.strip().splitlines()[0]).split(". ")[0][:120]
         raise RankLost(
-            f"rank {ranks.rank} of {ranks.world} lost another rank ({first}); what was saved last is whole: "
-            "continue with --resume, or start with torchrun --max-restarts"
+            f"rank {ranks.rank} of {ranks.world} lost {_names(lost)} ({first}); what was saved last is "
+            "whole: continue with --resume, or start with torchrun --max-restarts"
         ) from error
+
+
+def _lost_ranks(store: dist.Store | None, ranks: Ranks) -> list[int]:
+    """The ranks that do not report in the store, which torchrun keeps; none where it is gone, too."""
+    if threading.current_thread() is threading.main_thread():
+        # torchrun ends the ranks that are left; this one ends by itself in a moment, with a message.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    silent = [other for other in range(ranks.world) if other != ranks.rank]
+    if store is None:
+        return []
+    try:
+        store.set_timeout(timedelta(seconds=_ROLL_CALL))
+        store.set(f"left/{ranks.rank}", "")
+        end = time.monotonic() + _ROLL_CALL
+        while silent and time.monotonic() < end:
+            silent = [other for other in silent if not store.check([f"left/{other}"])]
+            time.sleep(0.05)
+    except RuntimeError:
+        return []
+    return silent
+
+
+def _names(lost: list[int]) -> str:
+    if not lost:
+        return "another rank"
+    return f"rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))}"
 
 
 def _of_transport(error: RuntimeError, text: str) -> bool:

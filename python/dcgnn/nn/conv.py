@@ -29,7 +29,8 @@ class DCConv(torch.nn.Module):
 
     Shapes:
         - **input:** node features :math:`(N, F_{in})`, edge indices :math:`(2, E)` or an
-          :class:`~dcgnn_kernels.EgoGraph`; optionally ``batch`` :math:`(N)`, the graph of every node
+          :class:`~dcgnn_kernels.EgoGraph`; optionally ``batch`` :math:`(N)`, the graph of every node,
+          and ``num_graphs``, where the last graphs have no nodes
         - **output:** node features :math:`(N, F_{out})`; with ``return_state=True`` also a
           :class:`~dcgnn.nn.msg_passing.DCState`
 
@@ -72,7 +73,12 @@ class DCConv(torch.nn.Module):
         self._graph = None
 
     def forward(
-        self, x: Tensor, edge_index: Any, return_state: bool = False, batch: Tensor | None = None
+        self,
+        x: Tensor,
+        edge_index: Any,
+        return_state: bool = False,
+        batch: Tensor | None = None,
+        num_graphs: int | None = None,
     ) -> Any:
         """Runs the layer; see the class for the shapes."""
         check_features(x, self.in_channels)
@@ -82,7 +88,7 @@ class DCConv(torch.nn.Module):
                 self._graph = EgoGraph.from_edge_index(edge_index, x.size(0))
             graph = self._graph
         try:
-            result = self.message_passing(self.lin(x), graph, return_state, batch)
+            result = self.message_passing(self.lin(x), graph, return_state, batch, num_graphs)
         except ValueError:
             check_finite("x", x)
             raise

@@ -9,21 +9,20 @@ from torch import Tensor
 
 from dcgnn.nn.topology import Topology
 from dcgnn.partition import Part, chunks
-from dcgnn_kernels import EgoGraph
 
 if TYPE_CHECKING:
     from dcgnn.nn.msg_passing import DCMsgPassing
 
 
 @torch.no_grad()
-def chunked_propagate(layers: DCMsgPassing, x: Tensor, graph: EgoGraph, chunk_size: int) -> Tensor:
-    """What ``layers`` give for ``x`` on the whole graph, with at most ``chunk_size`` egos at a time.
+def chunked_propagate(layers: DCMsgPassing, x: Tensor, whole: Topology, chunk_size: int) -> Tensor:
+    """What ``layers`` give for ``x`` on the whole graph or batch, with at most ``chunk_size`` egos at a time.
 
     A chunk's egos give to all nodes that they hold; every ego is solved once, and the sums at the nodes are
     complete after the last chunk. The order of those sums is all that differs from one pass.
     """
-    whole = Topology(graph)
-    parts = chunks(graph, chunk_size)
+    parts = chunks(whole.graph, chunk_size)
+    topologies = [whole.restricted(part) for part in parts]
     factors = [_factors_of(part, layers._factors(whole, x.dtype)) for part in parts]
     carried: list[Any] = [None] * len(parts)
     z, global_clusters = x, layers.global_embedding
@@ -34,7 +33,7 @@ def chunked_propagate(layers: DCMsgPassing, x: Tensor, graph: EgoGraph, chunk_si
             share = None if global_assign is None else global_assign[part.nodes]
             inputs = x[part.nodes], z[part.nodes], share, global_clusters, _spread(part, carried[number])
             updated, _, clusters, readout = layers._update(
-                index, *inputs, Topology(part.graph), factors[number]
+                index, *inputs, topologies[number], factors[number]
             )
             if layers.local_init == "carry" and clusters is not None:
                 carried[number] = clusters[part.own_rows]

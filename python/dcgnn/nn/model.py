@@ -66,7 +66,8 @@ class DCGNN(torch.nn.Module):
 
     Shapes:
         - **input:** node features :math:`(N, F_{in})`, edge indices :math:`(2, E)` or an
-          :class:`~dcgnn_kernels.EgoGraph`; optionally ``batch`` :math:`(N)`, the graph of every node
+          :class:`~dcgnn_kernels.EgoGraph`; optionally ``batch`` :math:`(N)`, the graph of every node,
+          and ``num_graphs``, where the last graphs have no nodes
         - **output:** logits :math:`(N, C)`; with ``return_state=True`` also a
           :class:`~dcgnn.nn.msg_passing.DCState`
     """
@@ -114,11 +115,16 @@ class DCGNN(torch.nn.Module):
         self.readout.reset_parameters()
 
     def forward(
-        self, x: Tensor, edge_index: Any, return_state: bool = False, batch: Tensor | None = None
+        self,
+        x: Tensor,
+        edge_index: Any,
+        return_state: bool = False,
+        batch: Tensor | None = None,
+        num_graphs: int | None = None,
     ) -> Any:
         """Runs the model; see the class for the shapes."""
         check_features(x, self.in_channels)
-        topology = as_topology(edge_index, x.size(0), batch)
+        topology = as_topology(edge_index, x.size(0), batch, num_graphs)
         h = self.encode(x, topology)
         try:
             result = self.message_passing(h, topology, return_state)
@@ -139,18 +145,25 @@ class DCGNN(torch.nn.Module):
         return h
 
     @torch.no_grad()
-    def inference(self, x: Tensor, edge_index: Any, chunk_size: int = 65536) -> Tensor:
-        """Logits ``[N, C]`` of the whole graph as in evaluation mode, with all neighbours, layer by layer and
-        with at most ``chunk_size`` egos at a time: equal to one forward, but assignments and, unless they are
-        carried from layer to layer, clusters are in memory for one chunk alone.
+    def inference(
+        self,
+        x: Tensor,
+        edge_index: Any,
+        chunk_size: int = 65536,
+        batch: Tensor | None = None,
+        num_graphs: int | None = None,
+    ) -> Tensor:
+        """Logits ``[N, C]`` of the whole graph or batch as in evaluation mode, with all neighbours, layer by
+        layer and at most ``chunk_size`` egos at a time: equal to one forward, but assignments and, unless
+        they are carried from layer to layer, clusters are in memory for one chunk alone.
         """
         was_training = self.training
         self.eval()
         try:
             check_features(x, self.in_channels)
-            graph = EgoGraph.from_edge_index(edge_index, x.size(0))
-            h = self.encode(x, Topology(graph))
-            return self.readout(chunked_propagate(self.message_passing, h, graph, chunk_size))
+            topology = as_topology(edge_index, x.size(0), batch, num_graphs)
+            h = self.encode(x, topology)
+            return self.readout(chunked_propagate(self.message_passing, h, topology, chunk_size))
         finally:
             self.train(was_training)
 

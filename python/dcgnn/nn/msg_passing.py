@@ -29,7 +29,7 @@ class LayerState:
 
     z: Tensor  # [N, F], the layer's output
     global_assign: Tensor | None  # [N, Ω]
-    global_clusters: Tensor | None  # [Ω, F]; of a batch [G, Ω, F]
+    global_clusters: Tensor | None  # [Ω, F]; of a batch [G, Ω, F], 0 for a graph without nodes
     local_assign: Tensor | None  # [S, K]
     local_clusters: Tensor | None  # [N, K, F]
     x: Tensor = field(repr=False)
@@ -149,7 +149,7 @@ class DCMsgPassing(torch.nn.Module):
         - **input:** node features :math:`(N, F)`; edge indices :math:`(2, E)`, an
           :class:`~dcgnn_kernels.EgoGraph` or anything that :meth:`EgoGraph.from_edge_index` takes;
           optionally ``batch`` :math:`(N)`, the graph of every node in a disjoint union: every graph is a
-          global problem of its own
+          global problem of its own; and ``num_graphs``, where the last graphs have no nodes
         - **output:** node embeddings :math:`(N, F)`; with ``return_state=True`` also a
           :class:`DCState`
     """
@@ -272,11 +272,16 @@ class DCMsgPassing(torch.nn.Module):
         return not self.ego_readout and bool(self.blocks[-1].is_identity)
 
     def forward(
-        self, x: Tensor, edge_index: Any, return_state: bool = False, batch: Tensor | None = None
+        self,
+        x: Tensor,
+        edge_index: Any,
+        return_state: bool = False,
+        batch: Tensor | None = None,
+        num_graphs: int | None = None,
     ) -> Any:
         """Runs all layers; see the class for the shapes."""
         check_features(x, self.channels)
-        topology = as_topology(edge_index, x.size(0), batch)
+        topology = as_topology(edge_index, x.size(0), batch, num_graphs)
         if topology.graph.device != x.device:
             raise ValueError(f"edge_index is on {topology.graph.device}, but x is on {x.device}")
         try:
@@ -323,7 +328,7 @@ class DCMsgPassing(torch.nn.Module):
         assign, clusters = topology.transport(z, clusters, *options)
         if self.global_momentum is not None and self.training and index == 0:
             with torch.no_grad():
-                seen = clusters.mean(0) if clusters.dim() == 3 else clusters
+                seen = topology.mean_clusters(clusters)
                 self.global_embedding.lerp_(seen.to(self.global_embedding.dtype), 1 - self.global_momentum)
         return assign, clusters
 

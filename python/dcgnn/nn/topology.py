@@ -7,13 +7,16 @@ problem and the sums that end at a node. So that there is one layer, whatever th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from dcgnn_kernels import EgoGraph, cluster_scatter, global_sinkhorn, node_update
-from dcgnn_kernels.graph import check_graph
+from dcgnn_kernels.graph import check_graph, filled_graphs
+
+if TYPE_CHECKING:
+    from dcgnn.partition import Part
 
 
 class Topology:
@@ -52,6 +55,14 @@ class Topology:
     def transport(self, z: Tensor, centroids: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
         """The global problem, see :func:`dcgnn_kernels.global_sinkhorn`."""
         return global_sinkhorn(z, centroids, *options)
+
+    def mean_clusters(self, clusters: Tensor) -> Tensor:
+        """``[Ω, F]``: global clusters, of a batch the mean over its graphs."""
+        return clusters
+
+    def restricted(self, part: Part) -> Topology:
+        """A topology for the rows of a part of ``graph``, with the global problems of this one."""
+        return Topology(part.graph)
 
     def update(
         self,
@@ -95,22 +106,46 @@ class Topology:
 
 
 class BatchTopology(Topology):
-    """Disjoint union of graphs: every graph is a global problem of its own."""
+    """Disjoint union of graphs: every graph is a global problem of its own.
 
-    def __init__(self, graph: EgoGraph, batch: Tensor) -> None:
+    Global clusters have a row for every graph, ``[G, Ω, F]``; those of a graph without nodes are 0.
+
+    Attributes:
+        graphs: the graphs that have nodes, as egos.
+        filled: the numbers of these graphs; None: all have nodes.
+    """
+
+    def __init__(self, graph: EgoGraph, batch: Tensor, num_graphs: int | None = None) -> None:
         super().__init__(graph)
         if not isinstance(batch, Tensor) or batch.numel() != graph.num_nodes:
             raise ValueError(f"batch must have an entry for each of the {graph.num_nodes} nodes")
         if batch.device != graph.device:
             raise ValueError(f"batch is on {batch.device}, but edge_index is on {graph.device}")
-        self.graphs = EgoGraph.from_batch(batch)
+        self.batch = batch
+        self.graphs, self.num_graphs, self.filled = filled_graphs(batch, num_graphs)
 
     @property
     def is_whole(self) -> bool:
         return False
 
     def transport(self, z: Tensor, centroids: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        return global_sinkhorn(z, centroids, *options, batch=self.graphs)
+        if centroids.dim() == 3:
+            centroids = self.of_filled(centroids)
+        assign, clusters = global_sinkhorn(z, centroids, *options, batch=self.graphs)
+        if self.filled is not None:
+            rows = clusters.new_zeros(self.num_graphs, *clusters.shape[1:])
+            clusters = rows.index_copy(0, self.filled, clusters)
+        return assign, clusters
+
+    def of_filled(self, clusters: Tensor) -> Tensor:
+        """The rows ``[G, ...]`` of the graphs that have nodes."""
+        return clusters if self.filled is None else clusters[self.filled]
+
+    def mean_clusters(self, clusters: Tensor) -> Tensor:
+        return self.of_filled(clusters).mean(0)
+
+    def restricted(self, part: Part) -> BatchTopology:
+        return BatchTopology(part.graph, self.batch[part.nodes], self.num_graphs)
 
     def update(
         self,
@@ -126,14 +161,16 @@ class BatchTopology(Topology):
         if global_assign.size(1) == 0:
             return updated
         by_slot = global_assign[self.graphs.member.long()]
-        broadcast = cluster_scatter(by_slot, global_message, self.graphs)
+        broadcast = cluster_scatter(by_slot, self.of_filled(global_message), self.graphs)
         return updated + (factors["global_factor"][:, None] * broadcast).to(updated.dtype)
 
     def problem_sizes(self) -> Tensor:
         return self.graphs.ego_sizes().double()[self.graphs.ego.long()]
 
 
-def as_topology(edge_index: Any, num_nodes: int, batch: Tensor | None = None) -> Topology:
+def as_topology(
+    edge_index: Any, num_nodes: int, batch: Tensor | None = None, num_graphs: int | None = None
+) -> Topology:
     """A layer's second argument as a topology of ``num_nodes`` rows."""
     if isinstance(edge_index, Topology):
         if batch is not None:
@@ -142,4 +179,6 @@ def as_topology(edge_index: Any, num_nodes: int, batch: Tensor | None = None) ->
             raise ValueError(f"x has {num_nodes} rows, but edge_index has {edge_index.num_nodes} nodes")
         return edge_index
     graph = EgoGraph.from_edge_index(edge_index, num_nodes)
-    return Topology(graph) if batch is None else BatchTopology(graph, batch)
+    if batch is None and num_graphs is not None:
+        raise ValueError("num_graphs must be given with batch")
+    return Topology(graph) if batch is None else BatchTopology(graph, batch, num_graphs)
