@@ -4,8 +4,11 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <limits>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "cpu/ego_graph.h"
 
@@ -25,10 +28,24 @@ using Arrays = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Te
 
 template <class Input>
 void check_range(const Input* ends, int64_t num_edges, int64_t num_nodes) {
-  const auto [low, high] = std::minmax_element(ends, ends + 2 * num_edges);
   if (num_edges == 0) return;
-  TORCH_CHECK_INDEX(*low >= 0, "edge_index holds the negative node index ", *low);
-  TORCH_CHECK_INDEX(*high < num_nodes, "edge_index holds node index ", *high,
+  const cpu::Chunks chunks{2 * num_edges, at::get_num_threads()};
+  std::vector<std::pair<Input, Input>> ranges(static_cast<size_t>(chunks.count));
+  TorchParallel()(chunks.count, [&](int64_t chunk) {
+    Input low = ends[0], high = ends[0];
+    for (int64_t k = chunks.begin(chunk); k < chunks.end(chunk); ++k) {
+      low = std::min(low, ends[k]);
+      high = std::max(high, ends[k]);
+    }
+    ranges[static_cast<size_t>(chunk)] = {low, high};
+  });
+  auto [low, high] = ranges[0];
+  for (const auto& range : ranges) {
+    low = std::min(low, range.first);
+    high = std::max(high, range.second);
+  }
+  TORCH_CHECK_INDEX(low >= 0, "edge_index holds the negative node index ", low);
+  TORCH_CHECK_INDEX(high < num_nodes, "edge_index holds node index ", high,
                     ", out of range for num_nodes = ", num_nodes);
 }
 

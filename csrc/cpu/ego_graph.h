@@ -6,7 +6,7 @@
 //
 // Everything is a stable counting sort. One sort by source and one by target put the edges in
 // (target, source) order, so that parallel edges are neighbours and drop out in one sweep; a third
-// sort, of the slots by member, is the transpose.
+// sort, of the slots by member, is the transpose. Edges that come sorted by source save the first.
 //
 // Work split: the input is cut into chunks; each chunk counts its keys, a scan over (key, chunk)
 // gives every chunk its own place to write, and the chunks are written independently. The result is
@@ -91,17 +91,25 @@ class EgoGraphBuilder {
         target_offset_(static_cast<size_t>(num_nodes) + 1),
         source_of_(new Index[static_cast<size_t>(num_edges)]),
         row_size_(static_cast<size_t>(num_nodes)) {
-    std::unique_ptr<Index[]> by_source(new Index[static_cast<size_t>(num_edges)]);
-    counting_sort<Index>(
-        num_edges, num_nodes, max_chunks_, [&](int64_t edge) { return source[edge]; },
-        [&](int64_t edge, Index position) { by_source[position] = static_cast<Index>(edge); },
-        target_offset_.data(), parallel_);
-    counting_sort<Index>(
-        num_edges, num_nodes, max_chunks_, [&](int64_t k) { return target[by_source[k]]; },
-        [&](int64_t k, Index position) {
-          source_of_[position] = static_cast<Index>(source[by_source[k]]);
-        },
-        target_offset_.data(), parallel_);
+    // Sorts by target what order(0), order(1), ... has sorted by source.
+    const auto sort_by_target = [&](const auto& order) {
+      counting_sort<Index>(
+          num_edges, num_nodes, max_chunks_, [&](int64_t k) { return target[order(k)]; },
+          [&](int64_t k, Index position) {
+            source_of_[position] = static_cast<Index>(source[order(k)]);
+          },
+          target_offset_.data(), parallel_);
+    };
+    if (std::is_sorted(source, source + num_edges)) {  // as PyG's coalesce leaves edges
+      sort_by_target([](int64_t k) { return k; });
+    } else {
+      std::unique_ptr<Index[]> by_source(new Index[static_cast<size_t>(num_edges)]);
+      counting_sort<Index>(
+          num_edges, num_nodes, max_chunks_, [&](int64_t edge) { return source[edge]; },
+          [&](int64_t edge, Index position) { by_source[position] = static_cast<Index>(edge); },
+          target_offset_.data(), parallel_);
+      sort_by_target([&](int64_t k) { return by_source[k]; });
+    }
     for_each_row([&](int64_t node) {
       row_size_[static_cast<size_t>(node)] = merge_row(node, [](Index, Index) {});
     });
