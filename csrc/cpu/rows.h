@@ -291,24 +291,32 @@ void reduce_rows(const GatheredRows<T>& all_rows, int64_t count, const V* vector
   });
 }
 
+// Where rows are visited several times, so many at a time, which the nearest cache holds.
+constexpr int64_t kCachedRows = 128;
+
 // The same for any number of vectors, four, two or one at a time. Only the first visit prefetches.
 template <template <int> class Sums, bool kPrefetch, class Rows, class V, class A>
 void reduce_rows_by_all(const Rows& rows, int64_t count, const V* vectors, int64_t num_vectors,
                         A* out, int64_t stride) {
-  int64_t c = 0;
-  const auto part = [&](auto size) {
-    using Part = Sums<decltype(size)::value>;
-    const V* a = vectors + c * rows.channels;
-    if (kPrefetch && c == 0) {
-      reduce_rows<Part, true>(rows, count, a, out + c * stride, stride);
-    } else {
-      reduce_rows<Part, false>(rows, count, a, out + c * stride, stride);
-    }
-    c += decltype(size)::value;
-  };
-  while (num_vectors - c >= 4) part(std::integral_constant<int, 4>{});
-  if (num_vectors - c >= 2) part(std::integral_constant<int, 2>{});
-  if (num_vectors - c >= 1) part(std::integral_constant<int, 1>{});
+  for (int64_t from = 0; from < count; from += kCachedRows) {
+    const Rows some = rows.from(from);
+    const int64_t size = count - from < kCachedRows ? count - from : kCachedRows;
+    int64_t c = 0;
+    const auto part = [&](auto number) {
+      using Part = Sums<decltype(number)::value>;
+      const V* a = vectors + c * rows.channels;
+      A* columns = out + c * stride + from;
+      if (kPrefetch && c == 0) {
+        reduce_rows<Part, true>(some, size, a, columns, stride);
+      } else {
+        reduce_rows<Part, false>(some, size, a, columns, stride);
+      }
+      c += decltype(number)::value;
+    };
+    while (num_vectors - c >= 4) part(std::integral_constant<int, 4>{});
+    if (num_vectors - c >= 2) part(std::integral_constant<int, 2>{});
+    if (num_vectors - c >= 1) part(std::integral_constant<int, 1>{});
+  }
 }
 
 // sums = rows 0 .. count - 1 without the row `skip`, which counts 0 times rather than being jumped
@@ -332,8 +340,8 @@ void sum_rows(const GatheredRows<T>& all_rows, int64_t count, const T* skip, A* 
 }
 
 // sums[c * F + f] = sum_k weights[c * stride + k] (row_k[f] - centres[c * F + f]); not kCentred:
-// centres 0.
-template <int NC, bool kCentred, class T, class V, class A>
+// centres 0. kAdd: onto what sums hold.
+template <int NC, bool kCentred, bool kAdd = false, class T, class V, class A>
 void weighted_sums(const GatheredRows<T>& all_rows, int64_t count, const A* weights, int64_t stride,
                    const V* centres, A* sums) {
   all_rows.narrowed([=](const auto rows) {
@@ -341,6 +349,9 @@ void weighted_sums(const GatheredRows<T>& all_rows, int64_t count, const A* weig
     for_each_slice<A, kSliceVectors / NC>(channels, [=](auto slice) {
       constexpr int NV = decltype(slice)::kVectors;
       Vec<A> acc[NC][NV] = {};
+      for (int c = 0; kAdd && c < NC; ++c) {
+        for (int v = 0; v < NV; ++v) acc[c][v] = slice.load(sums + c * channels, v);
+      }
       for (int64_t k = 0; k < count; ++k) {
         const T* row = rows.row(k);
         for (int v = 0; v < NV; ++v) {
@@ -367,16 +378,24 @@ template <bool kCentred, class Rows, class T, class A>
 void weighted_sums_of_all(const Rows& rows, int64_t count, const A* weights, int64_t stride,
                           int64_t num_columns, const T* centres, A* sums) {
   const int64_t channels = rows.channels;
-  int64_t c = 0;
-  const auto part = [&](auto size) {
-    constexpr int NC = decltype(size)::value;
-    const T* centre = kCentred ? centres + c * channels : nullptr;
-    weighted_sums<NC, kCentred>(rows, count, weights + c * stride, stride, centre,
-                                sums + c * channels);
-    c += NC;
-  };
-  while (num_columns - c >= 2) part(std::integral_constant<int, 2>{});
-  if (num_columns - c >= 1) part(std::integral_constant<int, 1>{});
+  for (int64_t from = 0; from < count || from == 0; from += kCachedRows) {
+    const Rows some = rows.from(from);
+    const int64_t size = count - from < kCachedRows ? count - from : kCachedRows;
+    int64_t c = 0;
+    const auto part = [&](auto number) {
+      constexpr int NC = decltype(number)::value;
+      const T* centre = kCentred ? centres + c * channels : nullptr;
+      const A* columns = weights + c * stride + from;
+      if (from == 0) {
+        weighted_sums<NC, kCentred>(some, size, columns, stride, centre, sums + c * channels);
+      } else {
+        weighted_sums<NC, kCentred, true>(some, size, columns, stride, centre, sums + c * channels);
+      }
+      c += NC;
+    };
+    while (num_columns - c >= 2) part(std::integral_constant<int, 2>{});
+    if (num_columns - c >= 1) part(std::integral_constant<int, 1>{});
+  }
 }
 
 }  // namespace dcgnn::cpu::DCGNN_ISA
