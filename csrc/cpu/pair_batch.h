@@ -59,6 +59,19 @@ class PairBatch {
     return count_++;
   }
 
+  // write(lane) for every ego, retry(number) for one whose logits exp cannot take; forgets them.
+  template <class Write, class Retry>
+  void finish(Mask<A> large, const Write& write, const Retry& retry) {
+    for (int lane = 0; lane < count_; ++lane) {
+      if (large[lane]) {
+        retry(egos_[lane].number);
+      } else {
+        write(lane);
+      }
+    }
+    forget();
+  }
+
   void forget() {
     count_ = 0;
     longest_ = 0;
@@ -149,25 +162,20 @@ class PairForwardBatch : public PairBatch<T> {
     outputs_[this->add_costs(ego)] = outputs;
   }
 
-  // Solves and writes the egos that were added, and forgets them. retry(number) for one whose
-  // logits exp cannot take. False when a cost is not finite.
+  // Solves and writes the egos that were added; retry(number) as in finish(). False when a cost is
+  // not finite.
   template <class Retry>
   bool solve(const Retry& retry) {
     if (this->count_ == 0) return true;
     bool finite = true;
     const Mask<A> large = this->template fill_exponentials<false>(finite);
-    if (finite) {
-      iterate();
-      for (int lane = 0; lane < this->count_; ++lane) {
-        if (large[lane]) {
-          retry(this->egos_[lane].number);
-        } else {
-          write(lane);
-        }
-      }
+    if (!finite) {
+      this->forget();
+      return false;
     }
-    this->forget();
-    return finite;
+    iterate();
+    this->finish(large, [&](int lane) { write(lane); }, retry);
+    return true;
   }
 
  private:
@@ -275,21 +283,14 @@ class PairBackwardBatch : public PairBatch<T> {
     for (int64_t t = 0; t < history; ++t) potentials[t * kEgos + lane] = arrays.potentials[t];
   }
 
-  // Writes what the egos that were added leave, and forgets them. retry(number) as above.
+  // Writes what the egos that were added leave; retry(number) as in finish().
   template <class Retry>
   void solve(const Retry& retry) {
     if (this->count_ == 0) return;
     bool finite;  // the forward has looked
     const Mask<A> large = this->template fill_exponentials<true>(finite);
     differentiate();
-    for (int lane = 0; lane < this->count_; ++lane) {
-      if (large[lane]) {
-        retry(this->egos_[lane].number);
-      } else {
-        write(lane);
-      }
-    }
-    this->forget();
+    this->finish(large, [&](int lane) { write(lane); }, retry);
   }
 
  private:
