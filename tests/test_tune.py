@@ -80,6 +80,32 @@ def test_bad_trials_are_given_up(splits, monkeypatch):
     assert seen == [0, 1] * 5 + [0] * 3
 
 
+def test_finalists_meet_over_several_seeds(splits, tmp_path, monkeypatch):
+    """The luckiest trial of the first seed loses to the one that is better on all of them."""
+    runs = []
+
+    class Result:
+        def __init__(self, val_metric: float) -> None:
+            self.val_metric = val_metric
+
+    def run(self, data, seed=0):
+        runs.append(seed)
+        lucky = self.options["hidden_channels"] == 32
+        return None, Result(0.9 if lucky and seed == 0 else 0.1 if lucky else 0.8)
+
+    monkeypatch.setattr(Recipe, "run", run)
+    search = {"trials": 12, "budget": QUICK, "storage": tmp_path / "journal.log"}
+    alone = tune(splits, "mlp", **search)
+    assert (alone.recipe.options["hidden_channels"], alone.seeds) == (32, (0,))
+    found = tune(splits, "mlp", **search, finalists=12)
+    assert found.recipe.options["hidden_channels"] != 32
+    assert found.validation == pytest.approx(0.8)
+    assert found.seeds == (0, 1, 2)
+    trained = len(runs)
+    assert tune(splits, "mlp", **search, finalists=12) == found
+    assert len(runs) == trained, "finalists are kept in the journal"
+
+
 def test_no_losses_without_global_clusters():
     space = search_space("dcgnn", QUICK)
     chosen = {name: values[-1] for name, values in space.items()} | {"alpha": 0.0}

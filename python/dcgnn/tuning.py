@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 #: Grid of all models; a baseline gets what DC-GNN gets.
 _SKELETON: dict[str, Sequence[Any]] = {
-    "hidden_channels": (32, 64, 128),
-    "num_layers": (1, 2, 3, 4, 6, 8, 12),
+    "hidden_channels": (32, 64, 128, 256),
+    "num_layers": (1, 2, 3, 4, 6, 8, 10, 12),
     "dropout": (0.0, 0.2, 0.4, 0.6, 0.8),
     "norm": (None, "batch", "layer"),
     "residual": (False, True),
@@ -32,7 +33,7 @@ _SKELETON: dict[str, Sequence[Any]] = {
 #: What only DC-GNN has: the paper's letters first, then the options of this package.
 _DCGNN: dict[str, Sequence[Any]] = {
     "alpha": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
-    "beta": (0.0, 0.1, 0.5, 1.0, 2.0),
+    "beta": (0.0, 0.1, 0.5, 1.0, 2.0, 5.0),
     "lam": (0.5, 1.0, 2.0, 5.0, 10.0),
     "clusters_per_class": (1, 2, 4),
     "transform": (None, "shared", "per-cluster"),
@@ -45,7 +46,7 @@ _DCGNN: dict[str, Sequence[Any]] = {
 }
 
 _LINKX: dict[str, Sequence[Any]] = {
-    "hidden_channels": (32, 64, 128),
+    "hidden_channels": (32, 64, 128, 256),
     "num_layers": (1, 2, 3),
     "num_edge_layers": (1, 2),
     "num_node_layers": (1, 2),
@@ -70,14 +71,19 @@ _LAYERED: dict[str, Any] = {
     "lr": 0.01, "weight_decay": 5e-4, "ortho_weight": 0.0, "sim_weight": 0.0,
 }  # fmt: skip
 
-#: Where a search for DC-GNN begins: a skeleton for all graphs, with LINKX's input, and the plain layer.
+_PLAIN = _LAYERED | {
+    "dropout": 0.6, "norm": None, "residual": False, "node_activation": None, "transform": None,
+    "ego_readout": False, "alpha": 0.1,
+}  # fmt: skip
+
+#: Where a search for DC-GNN begins: a skeleton for all graphs, with LINKX's input, deep, the plain layer, and
+#: little more than an MLP.
 _FIRST_TRIALS: tuple[dict[str, Any], ...] = (
     _LAYERED,
     _LAYERED | {"adjacency_embedding": True},
-    _LAYERED | {
-        "dropout": 0.6, "norm": None, "residual": False, "node_activation": None, "transform": None,
-        "ego_readout": False, "alpha": 0.1,
-    },
+    _LAYERED | {"num_layers": 8, "norm": "batch", "dropout": 0.2, "weight_decay": 0.0},
+    _PLAIN,
+    _PLAIN | {"num_layers": 1, "hidden_channels": 128, "alpha": 0.5, "beta": 5.0, "residual": True},
 )  # fmt: skip
 
 
@@ -98,12 +104,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search came to."""
+    """What a search came to; ``validation`` is the mean over ``seeds``."""
 
     recipe: Recipe
     validation: float
     trials: int
     pruned: int
+    seeds: tuple[int, ...]
 
 
 def search_space(model: str, budget: Budget) -> dict[str, Sequence[Any]]:
@@ -139,12 +146,15 @@ def tune(
     storage: str | Path | None = None,
     seconds: float | None = None,
     seed: int = 0,
+    finalists: int = 1,
+    repeats: int = 3,
     progress: bool = False,
 ) -> Found:
     """Search for the settings with the best mean validation metric over ``splits``.
 
     A trial trains one split after the other and is given up as soon as its mean falls below the median of
-    the others at that point. The test nodes are not looked at.
+    the others at that point. The best of many noisy trials owes much to luck: several ``finalists`` are
+    trained again with other seeds, and the best mean over all seeds wins. The test nodes are not looked at.
 
     Args:
         splits: The same graph in each split to train.
@@ -155,6 +165,8 @@ def tune(
             processes may share it.
         seconds: Begin no trial after this time.
         seed: Seed of training and of the search.
+        finalists: How many of the best trials are compared over several seeds; 1: the best trial wins.
+        repeats: Seeds in all for each finalist.
         progress: Show a progress bar on stderr.
 
     Raises:
@@ -164,8 +176,9 @@ def tune(
     import optuna
     from optuna.storages.journal import JournalFileBackend, JournalStorage
 
-    if trials < 1:
-        raise ValueError(f"trials must be positive, got {trials}")
+    for name, count in (("trials", trials), ("finalists", finalists), ("repeats", repeats)):
+        if count < 1:
+            raise ValueError(f"{name} must be positive, got {count}")
     budget = budget or Budget()
     space = search_space(model, budget)
     journal = None
@@ -208,12 +221,45 @@ def tune(
                 )
         if not _complete(study):
             raise ValueError(f"no trial of {study.study_name} could be finished")
+        seeds = (seed,) if finalists == 1 else tuple(range(seed, seed + repeats))
+        final = _best_trials(study)[:finalists]
+        means = []
+        for trial in tqdm(final, disable=not progress or finalists == 1, unit="finalist"):
+            recipe = recipe_of(model, trial.params, splits[0].num_classes, budget)
+            scores = [trial.value, *_repeated(study, trial.number, recipe, splits, seeds[1:])]
+            means.append((statistics.fmean(scores), recipe))
+        validation, recipe = max(means, key=lambda entry: entry[0])
         return Found(
-            recipe=recipe_of(model, study.best_params, splits[0].num_classes, budget),
-            validation=study.best_value,
+            recipe=recipe,
+            validation=validation,
             trials=len(_ended(study)),
             pruned=sum(trial.state.name == "PRUNED" for trial in study.trials),
+            seeds=seeds,
         )
+
+
+def _best_trials(study: optuna.Study) -> list[Any]:
+    """The trials that ran to their end, best first; of equal settings one."""
+    trials: list[Any] = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    distinct = {json.dumps(trial.params, sort_keys=True): trial for trial in trials}
+    return sorted(distinct.values(), key=lambda trial: trial.value, reverse=True)
+
+
+def _repeated(
+    study: optuna.Study, number: int, recipe: Recipe, splits: Sequence[GraphData], seeds: Sequence[int]
+) -> list[float]:
+    """Mean validation of a finalist for each further seed; kept in the journal."""
+    scores = []
+    for seed in seeds:
+        key = f"trial {number}, seed {seed}"
+        if key not in study.user_attrs:
+            try:
+                mean = statistics.fmean(_validations(recipe, splits, seed))
+            except TrainingDiverged:
+                mean = 0.0
+            study.set_user_attr(key, mean)
+        scores.append(study.user_attrs[key])
+    return scores
 
 
 def _study_name(splits: Sequence[GraphData], model: str, budget: Budget, seed: int) -> str:
@@ -227,12 +273,8 @@ def _mean_validation(recipe: Recipe, splits: Sequence[GraphData], seed: int, tri
     import optuna
 
     scores: list[float] = []
-    for index, data in enumerate(splits):
-        try:
-            _, result = recipe.run(data, seed)
-        except TrainingInterrupted:
-            raise KeyboardInterrupt("interrupted; the trials that ended are kept") from None
-        scores.append(result.val_metric)
+    for index, score in enumerate(_validations(recipe, splits, seed)):
+        scores.append(score)
         mean = statistics.fmean(scores)
         if not math.isfinite(mean):
             raise optuna.TrialPruned
@@ -240,6 +282,16 @@ def _mean_validation(recipe: Recipe, splits: Sequence[GraphData], seed: int, tri
         if index + 1 < len(splits) and trial.should_prune():
             raise optuna.TrialPruned
     return mean
+
+
+def _validations(recipe: Recipe, splits: Sequence[GraphData], seed: int) -> Iterator[float]:
+    """The validation metric of one split after the other."""
+    for data in splits:
+        try:
+            _, result = recipe.run(data, seed)
+        except TrainingInterrupted:
+            raise KeyboardInterrupt("interrupted; the trials that ended are kept") from None
+        yield result.val_metric
 
 
 def _ended(study: optuna.Study) -> list[Any]:

@@ -31,6 +31,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--trials", type=int, default=40, metavar="N", help="trials in all (default: 40)")
     parser.add_argument("--minutes", type=float, metavar="X", help="begin no trial after this time")
     parser.add_argument("--split", default="0-2", metavar="SPLITS", help="splits to train (default: 0-2)")
+    parser.add_argument(
+        "--finalists",
+        type=int,
+        default=5,
+        metavar="N",
+        help="the best N trials are trained again with two other seeds, the best mean wins (default: 5)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default: 0)")
     parser.add_argument(
         "--epochs", type=int, default=defaults.epochs, metavar="N", help="most epochs (default: %(default)s)"
@@ -76,18 +83,20 @@ def run(arguments: argparse.Namespace) -> None:
         storage=storage,
         seconds=None if arguments.minutes is None else 60 * arguments.minutes,
         seed=arguments.seed,
+        finalists=arguments.finalists,
         progress=not arguments.quiet,
     )
     print(json.dumps(found.recipe.to_dict(), indent=2))
     print(
-        f"{name}: validation {splits[0].metric} {100 * found.validation:.2f} over splits {arguments.split}, "
-        f"best of {found.trials} trials ({found.pruned} given up early); journal: {storage}"
+        f"{name}: validation {splits[0].metric} {100 * found.validation:.2f} over splits {arguments.split} "
+        f"and seeds {', '.join(map(str, found.seeds))}, best of {found.trials} trials "
+        f"({found.pruned} given up early); journal: {storage}"
     )
     if arguments.write:
         facts = {
             "trials": found.trials,
             "splits": indices,
-            "seed": arguments.seed,
+            "seeds": list(found.seeds),
             "validation": round(found.validation, 4),
         }
         save_preset(Path(arguments.write), name, found.recipe, facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +19,15 @@ MIN_ENTRIES = 1 << 16
 
 @dataclass
 class _Bags:
-    """The non-zeros of a matrix ``[N, F]`` row by row."""
+    """The non-zeros of a matrix ``[N, F]`` row by row, and the order that sorts them by columns."""
 
     version: int
     column: Tensor  # [nnz]
     value: Tensor  # [nnz]
     offset: Tensor  # [N]
+    by_column: Tensor  # [nnz]
+    row: Tensor  # [nnz], in that order
+    column_offset: Tensor  # [F]
 
 
 _BAGS = WeakIdKeyDictionary()  # x to its bags, or to its version where it is not sparse
@@ -46,9 +50,31 @@ def dropout_linear(x: Tensor, weight: Tensor, bias: Tensor | None, p: float, tra
     if bags is None or bags.value.dtype != weight.dtype:
         return functional.linear(functional.dropout(x, p, training), weight, bias)
     value = functional.dropout(bags.value, p, training)
-    rows = weight.t().contiguous()  # the gather reads one row for each non-zero
-    out = functional.embedding_bag(bags.column, rows, bags.offset, mode="sum", per_sample_weights=value)
+    out = _SparseProduct.apply(value, weight, bags)
     return out if bias is None else out + bias
+
+
+class _SparseProduct(torch.autograd.Function):
+    """The product with a weight ``[H, F]``; the backward of ``embedding_bag`` would sort every time."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, weight: Tensor, bags: _Bags) -> Tensor:
+        ctx.save_for_backward(value)
+        ctx.bags = bags
+        rows = weight.t().contiguous()  # the gather reads one row for each non-zero
+        return functional.embedding_bag(bags.column, rows, bags.offset, mode="sum", per_sample_weights=value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        (value,), bags = ctx.saved_tensors, ctx.bags
+        columns = functional.embedding_bag(
+            bags.row,
+            grad.contiguous(),
+            bags.column_offset,
+            mode="sum",
+            per_sample_weights=value[bags.by_column],
+        )
+        return None, columns.t(), None
 
 
 def _bags(x: Tensor) -> _Bags | None:
@@ -68,4 +94,6 @@ def _read(x: Tensor) -> _Bags | int:
         return x._version
     row, column = x.nonzero(as_tuple=True)
     offset = torch.searchsorted(row, torch.arange(x.size(0)))
-    return _Bags(x._version, column, x[row, column], offset)
+    sorted_column, by_column = torch.sort(column, stable=True)
+    column_offset = torch.searchsorted(sorted_column, torch.arange(x.size(1)))
+    return _Bags(x._version, column, x[row, column], offset, by_column, row[by_column], column_offset)
