@@ -3,12 +3,13 @@
 python benchmarks/compare_runs.py one.json parts.json ddp.json
 
 The curves are those of the first seed. A difference is the largest one to the first file, over all epochs of
-all seeds that both have.
+all seeds that both have; nan: they have none in common.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from dcgnn.cli.table import format_table
 def largest_difference(first: dict[str, Any], other: dict[str, Any]) -> float:
     """Of the losses, over epochs and over the runs of the same split and seed."""
     curves = {(run["split"], run["seed"]): run["history"]["loss"] for run in first["runs"]}
-    return max(
+    differences = (
         abs(a - b)
         for run in other["runs"]
         for a, b in zip(curves.get((run["split"], run["seed"]), ()), run["history"]["loss"], strict=False)
     )
+    return max(differences, default=math.nan)
 
 
 def main() -> None:

@@ -197,13 +197,17 @@ def test_more_mistakes_are_one_line(capsys):
 
 def test_the_scripts_print_their_tables(tmp_path):
     scripts = Path(__file__).parents[1] / "benchmarks"
-    history = {"loss": [2.0, 1.0]}
-    Path("a.json").write_text(
-        json.dumps({"runs": [{"history": history, "metric": "accuracy", "test_metric": 0.5}]})
-    )
+    report = {"metric": "accuracy", "test_mean": 0.5, "test_std": 0.1}
+    for name, seed, loss in (
+        ("a.json", 0, [2.0, 1.0]),
+        ("b.json", 0, [2.0, 1.25]),
+        ("c.json", 7, [2.0, 1.0]),
+    ):
+        runs = [{"split": 0, "seed": seed, "history": {"loss": loss}}]
+        Path(name).write_text(json.dumps({**report, "runs": runs}))
     for words, wanted in (
         (["scaling_model.py", "--slot-ns", "1"], "efficiency %"),
-        (["compare_runs.py", "a.json"], "largest difference"),
+        (["compare_runs.py", "a.json", "b.json", "c.json"], "2.5e-01            nan"),
     ):
         command = [sys.executable, scripts / words[0], *words[1:]]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
