@@ -27,9 +27,9 @@ int64_t block_rows(int64_t numbers) {
 int64_t blocks_of(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 // Float32 memory that takes one block after the other.
-class Block {
+class RowBlock {
  public:
-  Block(int64_t numbers, const at::Tensor& like)
+  RowBlock(int64_t numbers, const at::Tensor& like)
       : memory_(at::empty({numbers}, like.options().dtype(at::kFloat))) {}
   at::Tensor matrix(int64_t rows, int64_t columns) const {
     return memory_.narrow(0, 0, rows * columns).view({rows, columns});
@@ -55,7 +55,7 @@ void multiply_rows(at::Tensor& out, const at::Tensor& x, const at::Tensor& weigh
   const at::Tensor shift = bias ? bias->to(at::kFloat) : at::Tensor();
   TorchExecutor().run(blocks_of(x.size(0), size), [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView no_gradient;  // in torch a thread's own state
-    const Block rows(size * inputs, x), products(size * outputs, x);
+    const RowBlock rows(size * inputs, x), products(size * outputs, x);
     for (int64_t first = begin * size; first < std::min(end * size, x.size(0)); first += size) {
       const int64_t count = std::min(size, x.size(0) - first);
       at::Tensor product = products.matrix(count, outputs);
@@ -76,7 +76,7 @@ void multiply_columns(at::Tensor& out, const at::Tensor& x, const at::Tensor& we
   const at::Tensor sums = at::zeros({runs, rows, outputs}, x.options().dtype(at::kFloat));
   TorchExecutor().run(runs, [&](int64_t begin, int64_t end) {
     const at::AutoDispatchBelowADInplaceOrView no_gradient;
-    const Block left(size * rows, x), right(size * outputs, x);
+    const RowBlock left(size * rows, x), right(size * outputs, x);
     for (int64_t run = begin; run < end; ++run) {
       at::Tensor sum = sums.select(0, run);
       const int64_t last = std::min((run + 1) * kRun * size, length);
