@@ -436,6 +436,65 @@ def test_a_choice_that_does_not_compile_is_not_chosen(monkeypatch):
     assert config.measure(run) == float("inf")
 
 
+class PretendedQueue:
+    """A GPU that works off what a slower host queues: a clock for each, in milliseconds."""
+
+    ZERO, KERNEL, HOST = 0.03, 0.004, 0.05
+
+    def __init__(self, patch: pytest.MonkeyPatch, host: float = HOST) -> None:
+        queue = self
+        self.host = self.gpu = 0.0
+        self.host_launch = host
+        self.log: list[str] = []
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                queue.log.append("event")
+                self.time = max(queue.gpu, queue.host)
+
+            def query(self):
+                return self.time <= queue.host
+
+            def synchronize(self):
+                queue.host = max(queue.host, queue.gpu)
+
+            def elapsed_time(self, end):
+                return end.time - self.time
+
+        patch.setattr(torch.cuda, "Event", Event)
+        patch.setattr(
+            config, "_scratch", lambda: SimpleNamespace(zero_=lambda: self.run("zero", 0.005, self.ZERO))
+        )
+
+    def run(self, name, host, gpu):
+        self.host += host
+        self.gpu = max(self.gpu, self.host) + gpu
+        self.log.append(name)
+
+    def kernel(self):
+        self.run("kernel", self.host_launch, self.KERNEL)
+
+
+def test_the_tuner_times_groups_of_launches_that_were_queued_ahead(monkeypatch):
+    """The kernel's own time comes out although launching it takes the host longer."""
+    queue = PretendedQueue(monkeypatch)
+    assert config.measure(queue.kernel) == pytest.approx(queue.KERNEL)
+    timed = "event " + "kernel " * config.LAUNCHES + "event"
+    text = " ".join(queue.log)
+    assert text.startswith("kernel zero ")  # the first launch compiles
+    assert text.endswith(timed)
+    assert text.count("kernel") == 1 + text.count(timed) * config.LAUNCHES
+    assert text.count(timed) > config.GROUPS  # the first head start was too short
+
+
+def test_the_tuner_ends_on_a_host_that_is_too_slow(monkeypatch):
+    queue = PretendedQueue(monkeypatch, host=5.0)
+    assert config.measure(queue.kernel) > queue.KERNEL
+
+
 @pytest.mark.parametrize("num_channels", [1, 64, 100, 1024, 5000])
 @pytest.mark.parametrize("num_clusters", [1, 2, 3, 64, 1024])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
