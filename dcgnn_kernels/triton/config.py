@@ -134,7 +134,8 @@ def measure(run: Callable[[], None]) -> float:
         run()
     except TritonError:  # a neighbour of the default
         return math.inf
-    scratch, head_start, times = _scratch(), 8, []
+    scratch, head_start = _scratch(), 8
+    times: list[float] = []
     while len(times) < GROUPS:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for _ in range(head_start):
