@@ -72,6 +72,22 @@ def test_local_sinkhorn(shape, dtype, num_local, num_channels, num_iters, cost_s
         )
 
 
+def test_int64_indices(shape):
+    graph = EgoGraph._trusted(*(array.long() for array in mixed().arrays()))
+    assert graph.rowptr.dtype == torch.int64
+    z, _ = random_inputs(graph.num_nodes, 1, 5, CPU)
+
+    def layer(module):
+        def run(z):
+            start = None if module is dcgnn_kernels else reference.local_centroids(z, graph, 2)
+            assign, clusters = module.local_sinkhorn(z, start, graph, 0.7, 2, "max")
+            return assign, module.cluster_scatter(assign, clusters, graph)
+
+        return run
+
+    close(layer(dcgnn_kernels), layer(reference), (z,), torch.float64)
+
+
 @pytest.mark.parametrize("num_clusters", [2, 3])
 def test_graphs_of_a_batch_as_egos(shape, num_clusters):
     batch = torch.tensor([1, 0, 1, 1, 2, 1, 0, 1, 1, 1, 1, 1])
