@@ -256,6 +256,18 @@ def test_the_first_maximum_gets_the_gradient_of_the_scale(shape):
         )
 
 
+def test_the_first_maximum_of_the_global_costs_gets_the_gradient_of_the_scale():
+    """Rows 1 and 3 attain it in their last two columns."""
+    z = torch.tensor([[1.0], [2.0], [0.5], [2.0]], dtype=torch.float64)
+    centroids = torch.tensor([[1.0], [0.0], [0.0]], dtype=torch.float64)
+    compare_with_reference(
+        lambda z, c: dcgnn_kernels.global_sinkhorn(z, c, 0.9, 2, "max"),
+        lambda z, c: reference.global_sinkhorn(z, c, 0.9, 2, "max"),
+        (z, centroids),
+        torch.float64,
+    )
+
+
 @pytest.mark.parametrize("cost_scale", COST_SCALES if FULL else ["max"])
 @pytest.mark.parametrize("num_iters", [3, None] if FULL else [3])
 @pytest.mark.parametrize(("lam", "size"), [(1e4, 1e4), (2.0, 1e-20), (2.0, 0.0)][: 3 if FULL else 2], ids=str)
