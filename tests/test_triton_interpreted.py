@@ -16,6 +16,7 @@ from triton_cases import FULL, close, mixed, node_update_inputs, on_cpu, small_t
 
 import dcgnn_kernels
 from dcgnn_kernels import EgoGraph, reference
+from dcgnn_kernels.triton import config
 
 DTYPES = (torch.float64, torch.bfloat16, torch.float32, torch.float16)[: 4 if FULL else 2]
 CPU = torch.device("cpu")
@@ -178,6 +179,45 @@ def test_global_clusters_far_from_each_other_keep_their_digits():
         (z, centroids[0].clone()),
         torch.float32,
     )
+
+
+MOST_CHOICES = 3
+
+
+@pytest.mark.parametrize("index", range(1, MOST_CHOICES))
+def test_choices_that_only_the_tuner_takes(shape, index, monkeypatch):
+    """Every tuned launch by its choice of this number; the other tests take the default, number 0."""
+    offered: dict[str, int] = {}
+
+    def launch(key, configs, like, run):
+        offered[key[0]] = max(offered.get(key[0], 0), len(configs))
+        run(configs[min(index, len(configs) - 1)])
+
+    monkeypatch.setattr(config, "launch", launch)
+    graph = mixed()
+    z, centroids = random_inputs(graph.num_nodes, 3, 4, CPU)
+    inputs, factors = node_update_inputs(graph, 2, 2, 4)
+
+    def every_op(module):
+        def run(z, c, *t):
+            start = None if module is dcgnn_kernels else reference.local_centroids(z, graph, 2)
+            fresh = module.local_sinkhorn(z, start, graph, 0.7, 2, "max")
+            pair = module.local_sinkhorn(z, c[:, :2], graph, 0.7, 2, "max")
+            many = module.local_sinkhorn(z, c, graph, 0.7, 2, "max")
+            return (
+                *fresh,
+                *pair,
+                *many,
+                module.local_centroids(z, graph, 3),
+                module.cluster_scatter(*t[-2:], graph),
+                module.node_update(*t, graph, **factors, activation="tanh"),
+            )
+
+        return run
+
+    close(every_op(dcgnn_kernels), every_op(reference), (z, centroids, *inputs), torch.float64)
+    print(offered)
+    assert max(offered.values()) <= MOST_CHOICES
 
 
 @settings(max_examples=40 if FULL else 3)
