@@ -16,6 +16,7 @@ from triton_cases import FULL, close, mixed, node_update_inputs, on_cpu, small_t
 
 import dcgnn_kernels
 from dcgnn_kernels import EgoGraph, reference
+from dcgnn_kernels.triton import config
 
 DTYPES = (torch.float64, torch.bfloat16, torch.float32, torch.float16)[: 4 if FULL else 2]
 CPU = torch.device("cpu")
@@ -70,6 +71,22 @@ def test_local_sinkhorn(shape, dtype, num_local, num_channels, num_iters, cost_s
             (z, centroids),
             dtype,
         )
+
+
+def test_int64_indices(shape):
+    graph = EgoGraph._trusted(*(array.long() for array in mixed().arrays()))
+    assert graph.rowptr.dtype == torch.int64
+    z, _ = random_inputs(graph.num_nodes, 1, 5, CPU)
+
+    def layer(module):
+        def run(z):
+            start = None if module is dcgnn_kernels else reference.local_centroids(z, graph, 2)
+            assign, clusters = module.local_sinkhorn(z, start, graph, 0.7, 2, "max")
+            return assign, module.cluster_scatter(assign, clusters, graph)
+
+        return run
+
+    close(layer(dcgnn_kernels), layer(reference), (z,), torch.float64)
 
 
 @pytest.mark.parametrize("num_clusters", [2, 3])
@@ -164,6 +181,45 @@ def test_global_clusters_far_from_each_other_keep_their_digits():
     )
 
 
+MOST_CHOICES = 3
+
+
+@pytest.mark.parametrize("index", range(1, MOST_CHOICES))
+def test_choices_that_only_the_tuner_takes(shape, index, monkeypatch):
+    """Every tuned launch by its choice of this number; the other tests take the default, number 0."""
+    offered: dict[str, int] = {}
+
+    def launch(key, configs, like, run):
+        offered[key[0]] = max(offered.get(key[0], 0), len(configs))
+        run(configs[min(index, len(configs) - 1)])
+
+    monkeypatch.setattr(config, "launch", launch)
+    graph = mixed()
+    z, centroids = random_inputs(graph.num_nodes, 3, 4, CPU)
+    inputs, factors = node_update_inputs(graph, 2, 2, 4)
+
+    def every_op(module):
+        def run(z, c, *t):
+            start = None if module is dcgnn_kernels else reference.local_centroids(z, graph, 2)
+            fresh = module.local_sinkhorn(z, start, graph, 0.7, 2, "max")
+            pair = module.local_sinkhorn(z, c[:, :2], graph, 0.7, 2, "max")
+            many = module.local_sinkhorn(z, c, graph, 0.7, 2, "max")
+            return (
+                *fresh,
+                *pair,
+                *many,
+                module.local_centroids(z, graph, 3),
+                module.cluster_scatter(*t[-2:], graph),
+                module.node_update(*t, graph, **factors, activation="tanh"),
+            )
+
+        return run
+
+    close(every_op(dcgnn_kernels), every_op(reference), (z, centroids, *inputs), torch.float64)
+    print(offered)
+    assert max(offered.values()) <= MOST_CHOICES
+
+
 @settings(max_examples=40 if FULL else 3)
 @given(
     case=random_graphs(),
@@ -238,6 +294,18 @@ def test_the_first_maximum_gets_the_gradient_of_the_scale(shape):
             (z, centroids),
             torch.float64,
         )
+
+
+def test_the_first_maximum_of_the_global_costs_gets_the_gradient_of_the_scale():
+    """Rows 1 and 3 attain it in their last two columns."""
+    z = torch.tensor([[1.0], [2.0], [0.5], [2.0]], dtype=torch.float64)
+    centroids = torch.tensor([[1.0], [0.0], [0.0]], dtype=torch.float64)
+    compare_with_reference(
+        lambda z, c: dcgnn_kernels.global_sinkhorn(z, c, 0.9, 2, "max"),
+        lambda z, c: reference.global_sinkhorn(z, c, 0.9, 2, "max"),
+        (z, centroids),
+        torch.float64,
+    )
 
 
 @pytest.mark.parametrize("cost_scale", COST_SCALES if FULL else ["max"])

@@ -84,6 +84,13 @@ def test_every_segment_is_in_one_launch_or_in_tiles(limit, exact, monkeypatch):
         assert bool((covered[int(pointer[segment]) :][:size] == expected).all())
 
 
+def test_segments_are_counted_in_32_bits(monkeypatch):
+    monkeypatch.setattr(plan, "MOST_SEGMENTS", 4)
+    assert plan.Plan(pointer_of(torch.ones(3, dtype=torch.int64)), 3).order.dtype == torch.int32
+    with pytest.raises(ValueError, match="fewer than"):
+        plan.Plan(pointer_of(torch.ones(4, dtype=torch.int64)), 4)
+
+
 def test_rare_classes_share_a_launch():
     sizes = degrees()
     made = plan.Plan(pointer_of(sizes), int(sizes.sum()))

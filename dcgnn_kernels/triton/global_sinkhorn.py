@@ -31,7 +31,6 @@ class _Problem:
 
     costs: Tensor  # [N, Ω]
     scale: Tensor  # [1]
-    position: Tensor  # [1], of the first maximum
     lam: float
 
     @classmethod
@@ -53,14 +52,16 @@ class _Problem:
             **shape,
         )
         scale = z.new_ones(1, dtype=accumulate)
-        position = torch.zeros(1, dtype=torch.int64, device=z.device)
         if cost_scale == "mean":
             scale = costs.mean().view(1)
         elif cost_scale == "max":
             scale = costs.max().view(1)
-            flat = torch.arange(costs.numel(), device=z.device).view_as(costs)
-            position = torch.where(costs == scale, flat, costs.numel() - 1).min().view(1)
-        return cls(costs, scale, position, lam)
+        return cls(costs, scale, lam)
+
+    def first_maximum(self) -> Tensor:
+        """``[1]``: where the largest cost is, the first by row and then by column, in the flattened costs."""
+        row = self.costs.amax(1).argmax().view(1)  # argmax gives the first of equals
+        return row * self.costs.size(1) + self.costs.index_select(0, row).argmax(1)
 
     @property
     def num_programs(self) -> int:
@@ -210,7 +211,7 @@ def global_sinkhorn_backward(
             if cost_scale == "mean":
                 grad = grad + grad_scale / (num_rows * num_columns)
             else:
-                grad.view(-1).index_add_(0, problem.position, grad_scale)
+                grad.view(-1).index_add_(0, problem.first_maximum(), grad_scale)
             grad = torch.where(flat, 0.0, grad)
         # Half of the division by the scale goes to either factor: 1 / scale may overflow.
         root = torch.where(flat, 1.0, problem.scale).rsqrt()

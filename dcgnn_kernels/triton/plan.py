@@ -23,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 SMALLEST = 4  # a segment of up to this many slots is in class 0, then each class doubles
 NUM_CLASSES = 30
+MOST_SEGMENTS = 2**31  # programs count them in 32 bits; slots are counted in the bits of the index arrays
 RARE = 32  # a class with fewer than 1/32 of the slots joins the next larger one: one launch less
 
 
@@ -79,13 +80,15 @@ class Plan:
         self.pointer = pointer.detach()  # not the key of the dictionary of plans: that must be free to die
         self.num_slots = num_slots
         self.num_segments = pointer.size(0) - 1
+        if self.num_segments >= MOST_SEGMENTS:
+            raise ValueError(f"the Triton kernels take fewer than 2^31 nodes, got {self.num_segments}")
         self.exact = not capturing(pointer)
         # Made on the device: a copy from the host is forbidden while a CUDA graph is captured.
         steps = torch.arange(NUM_CLASSES - 1, dtype=torch.int64, device=pointer.device)
         limits = (SMALLEST << steps).clamp(max=torch.iinfo(pointer.dtype).max).to(pointer.dtype)
         classes = torch.bucketize(pointer.diff(), limits)
         ordered, order = torch.sort(classes, stable=True)
-        self.order = order.to(torch.int32) if self.num_segments < 2**31 else order
+        self.order = order.to(torch.int32)
         edges = torch.arange(NUM_CLASSES + 1, device=pointer.device, dtype=ordered.dtype)
         self.bounds = torch.searchsorted(ordered, edges).to(torch.int32)
         self.counts = self._counts()

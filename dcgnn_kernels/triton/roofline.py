@@ -148,12 +148,16 @@ class Layer:
         return Kernel("node_update", entries, streamed + 2 * self.table, flops)
 
     def global_sinkhorn(self) -> Kernel:
-        """Rows are read twice, for costs and for clusters; 16-bit ones in float32 the second time."""
-        copy = 0 if self.item >= FLOAT else 2 * self.nodes * self.num_channels * FLOAT - self.table
+        """Rows are read twice, for costs and for clusters; 16-bit ones in float32 the second time.
+
+        Costs are written, searched for their maximum, read by every iteration and for the shares; these are
+        written, read for the clusters, and if 16-bit ones are wanted read again and written as such.
+        """
         costs = self.nodes * self.num_global * FLOAT
-        streamed = (
-            2 * self.table + copy + costs * (4 + self.global_iters) + self.nodes * self.num_global * self.item
-        )
+        streamed = 2 * self.table + costs * (5 + self.global_iters)
+        if self.item < FLOAT:
+            streamed += 2 * self.nodes * self.num_channels * FLOAT
+            streamed += costs + self.nodes * self.num_global * self.item
         flops = (
             5.0 * self.nodes * self.num_channels * self.num_global + 20.0 * self.global_iters * costs / FLOAT
         )
@@ -193,10 +197,16 @@ class Layer:
         )
         wide = self.nodes * self.num_channels * FLOAT
         costs = self.nodes * self.num_global * FLOAT
+        # Of the size of the costs: made and searched for the maximum and its place (3), their gradient's
+        # start (4), shares (4), three an iteration, elementwise torch with the scale (14), products and sums
+        # (5). Of that of the rows in float32: elementwise torch (9) and products (5).
+        converted = 0.0
+        if self.item < FLOAT:
+            converted = 2 * self.table + 2 * wide + costs + self.nodes * self.num_global * self.item
         whole = Kernel(
             "global_sinkhorn_backward",
             (),
-            2 * self.table + 6 * wide + costs * (12 + 4 * self.global_iters),
+            self.table + 14 * wide + converted + costs * (30 + 3 * self.global_iters),
             8.0 * self.nodes * self.num_channels * self.num_global,
         )
         linear = Kernel("linear map, backward", (), 4 * self.table, 4.0 * self.nodes * self.num_channels**2)
