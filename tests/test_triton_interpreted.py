@@ -216,7 +216,6 @@ def test_choices_that_only_the_tuner_takes(shape, index, monkeypatch):
         return run
 
     close(every_op(dcgnn_kernels), every_op(reference), (z, centroids, *inputs), torch.float64)
-    print(offered)
     assert max(offered.values()) <= MOST_CHOICES
 
 
