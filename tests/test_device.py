@@ -23,7 +23,8 @@ from dcgnn_kernels import EgoGraph, reference
 NUM_NODES = 1600
 # Largest error, relative to the largest entry of the same row. 16-bit results are rounded once from float32.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# Gradients may cancel: their rows count as at least this large, beside outputs that are weighted by about 1.
+# Gradients may cancel, most of all dot products over channels: their rows count as at least this large, beside
+# outputs that are weighted by about 1, and at least as the mean entry.
 GRADIENT_FLOOR = 0.02
 
 
@@ -104,7 +105,8 @@ def check(
     wanted, wanted_grads = values_and_grads(oracle, tuple(tensor.double() for tensor in stored))
     errors = {f"output {i}": largest_error(*pair) for i, pair in enumerate(zip(outputs, wanted, strict=True))}
     for i, pair in enumerate(zip(grads, wanted_grads, strict=True)):
-        errors[f"gradient {i}"] = largest_error(*pair, floor=GRADIENT_FLOOR)
+        floor = max(GRADIENT_FLOOR, float(pair[1].abs().mean()))
+        errors[f"gradient {i}"] = largest_error(*pair, floor=floor)
     assert {tensor.dtype for tensor in (*outputs, *grads)} == {dtype}
     assert {tensor.device.type for tensor in (*outputs, *grads)} == {device.type}
     assert max(errors.values()) <= TOLERANCE[dtype], errors
