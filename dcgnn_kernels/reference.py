@@ -392,12 +392,12 @@ def local_centroids(z: Tensor, graph: EgoGraph, num_local: int = 2) -> Tensor:
     position = position - (member > segments.index).long()
     group = segments.index * num_groups + position % num_groups
     neighbour, group = member[~is_self], group[~is_self]
-    sums = own.new_zeros(graph.num_nodes * num_groups, z.size(1)).index_add(0, group, own[neighbour])
+    # Of differences to the node: equal rows give equal centroids, whose distance is 0 and not rounding.
+    apart = own[neighbour] - own[segments.index[~is_self]]
+    sums = own.new_zeros(graph.num_nodes * num_groups, z.size(1)).index_add(0, group, apart)
     counts = torch.bincount(group, minlength=graph.num_nodes * num_groups).to(compute)
     sums = sums.view(graph.num_nodes, num_groups, z.size(1))
     counts = counts.view(graph.num_nodes, num_groups, 1)
-    has_neighbours = (sizes > 1)[:, None]
-    all_mean = sums.sum(1) / (sizes - 1).clamp(min=1)[:, None]
-    all_mean = torch.where(has_neighbours, all_mean, own)
+    all_mean = sums.sum(1) / (sizes - 1).clamp(min=1)[:, None]  # 0 without neighbours
     means = torch.where(counts > 0, sums / counts.clamp(min=1), all_mean[:, None, :])
-    return torch.cat([own[:, None, :], means], dim=1).to(z.dtype)
+    return torch.cat([own[:, None, :], own[:, None, :] + means], dim=1).to(z.dtype)

@@ -23,8 +23,8 @@ from dcgnn_kernels import EgoGraph, reference
 NUM_NODES = 1600
 # Largest error, relative to the largest entry of the same row. 16-bit results are rounded once from float32.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# Gradients may cancel, most of all dot products over channels: their rows count as at least this large, beside
-# outputs that are weighted by about 1, and at least as the mean entry.
+# Gradients may cancel, most of all dot products over channels: their rows count as at least this large,
+# beside outputs that are weighted by about 1, and at least as the mean entry.
 GRADIENT_FLOOR = 0.02
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from graphs import awkward, both_ways
+from torch import Tensor
 
 from dcgnn import DCGNN, DCMsgPassing
 from dcgnn.checkpoint import load_checkpoint
@@ -84,6 +85,7 @@ def work(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     try:
         check_layers(world)
+        check_equal_rows(world)
         check_transport()
         check_helpers(world)
         check_training(Path(folder), world)
@@ -99,12 +101,26 @@ def check_layers(world: int) -> None:
                 check_layer(graph, world, method, options)
 
 
-def check_layer(graph: EgoGraph, world: int, method: str, options: dict) -> None:
+def check_equal_rows(world: int) -> None:
+    """Egos whose rows are all equal, on a ring with 6 neighbours: their gradient is that of cost 0."""
+    nodes = torch.arange(40)
+    edges = torch.cat([torch.stack([nodes, (nodes + step) % 40]) for step in (1, 2, 3)], dim=1)
+    graph = EgoGraph.from_edge_index(both_ways(edges), 40)
+    torch.manual_seed(5)
+    x = torch.randn(2, 5, dtype=torch.float64)[nodes // 20]
+    for scale in ("mean", "max"):
+        options = {"local_cost_scale": scale, "transform": "per-cluster", "ego_readout": True}
+        for method in ("range", "hash"):
+            check_layer(graph, world, method, options, x)
+
+
+def check_layer(graph: EgoGraph, world: int, method: str, options: dict, given: Tensor | None = None) -> None:
     torch.manual_seed(1)
     whole = DCMsgPassing(5, 4, 2, **options).double()
     split = DCMsgPassing(5, 4, 2, **options).double()
     split.load_state_dict(whole.state_dict())
-    x = torch.randn(graph.num_nodes, 5, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(graph.num_nodes, 5, dtype=torch.float64) if given is None else given.clone()
+    x.requires_grad_()
     weight = torch.randn(graph.num_nodes, 5, dtype=torch.float64)
     expected = whole(x, graph)
     (expected * weight).sum().backward()

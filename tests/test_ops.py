@@ -57,6 +57,29 @@ def compare_with_reference(op, oracle, inputs: tuple[Tensor, ...], dtype: torch.
         assert_close(left, right, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("cost_scale", ["mean", "max"])
+@pytest.mark.parametrize("num_clusters", [2, 3, 4])
+def test_egos_of_equal_rows_have_cost_zero(num_clusters, cost_scale, dtype, device):
+    """The mean of equal rows is not quite that row; a scale must not divide that rounding by itself."""
+    blocks = [torch.ones(size, size).nonzero().T for size in (2, 4, 6, 7, 8, 9, 12, 16, 17, 20, 40, 300)]
+    sizes = torch.tensor([int(block.max()) + 1 for block in blocks])
+    begins = sizes.cumsum(0) - sizes
+    edge_index = torch.cat([block + begin for block, begin in zip(blocks, begins, strict=True)], dim=1)
+    graph = EgoGraph.from_edge_index(edge_index, int(sizes.sum())).to(device)
+    torch.manual_seed(0)
+    rows = torch.randn(len(blocks), 7, dtype=dtype).repeat_interleave(sizes, dim=0).to(device)
+
+    def solve(op, lam):
+        return lambda z: op(z, None, graph, lam, 3, cost_scale, num_clusters=num_clusters)
+
+    expected = values_and_grads(solve(reference.local_sinkhorn, 0.0), (rows.double(),))
+    for op in (reference.local_sinkhorn, dcgnn_kernels.local_sinkhorn):
+        found = values_and_grads(solve(op, 2.0), (rows,))
+        for left, right in zip(found[0] + found[1], expected[0] + expected[1], strict=True):
+            assert_close(left, right, dtype)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @given(
     case=random_graphs(),

@@ -1,7 +1,9 @@
 // Where the local cluster-nodes start: the node itself and the means of K - 1 groups of its
 // neighbours, dealt out in turn (neighbour p of the ascending list is in group p mod (K - 1)); K =
 // 1: the mean of the ego. An empty group takes the mean of all neighbours, or the node itself if
-// there are none.
+// there are none. Means are taken of differences to the node: rows that are all equal give
+// centroids that are equal to the bit, so that their distance is 0 and not rounding, which a cost
+// scale would divide by itself.
 //
 // Forward is a gather over the egos, backward one over the transpose: a node gets from every ego
 // that holds it the gradient of its group, divided by the group's size, and a share of the empty
@@ -20,11 +22,15 @@ struct Deal {
   }
 };
 
+// origin: null for 0
 template <class T>
-void write_scaled(T* out, const Acc<T>* values, Acc<T> factor, int64_t channels) {
+void write_scaled(T* out, const T* origin, const Acc<T>* values, Acc<T> factor, int64_t channels) {
   using A = Acc<T>;
   for_each_slice<A, 2>(channels, [&](auto slice) {
-    slice.write(out, [&](int v) { return slice.load(values, v) * factor; });
+    slice.write(out, [&](int v) {
+      const Vec<A> start = origin == nullptr ? Vec<A>{} : slice.load(origin, v);
+      return start + slice.load(values, v) * factor;
+    });
   });
 }
 
@@ -38,12 +44,17 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
   const T* z = static_cast<const T*>(call.z);
   const GatheredRows<T> all_rows{z, channels, member, graph.num_slots, 0};
 
-  // The sum of every group over the slots [begin, end) of an ego; K = 1 has one group, the whole
-  // ego.
+  // The sum of every group's differences to the node over the slots [begin, end) of its ego; K = 1:
+  // the sum of the whole ego.
   const auto sum_block = [&](int64_t ego, int64_t begin, int64_t end, A* sums) {
     const GatheredRows<T> rows = all_rows.from(begin);
-    if (groups <= 1) {
-      sum_rows(rows, end - begin, groups == 1 ? z + ego * channels : nullptr, sums);
+    const T* own = z + ego * channels;
+    if (groups == 0) {
+      sum_rows(rows, end - begin, static_cast<const T*>(nullptr), sums);
+      return;
+    }
+    if (groups == 1) {
+      sum_differences(rows, end - begin, own, sums);
       return;
     }
     for (int64_t f = 0; f < groups * channels; ++f) sums[f] = 0;
@@ -54,7 +65,9 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
       A* sum = sums + position % groups * channels;
       const T* row = rows.row(k - begin);
       for_each_slice<A, 2>(channels, [&](auto slice) {
-        slice.write(sum, [&](int v) { return slice.load(sum, v) + slice.load(row, v); });
+        slice.write(sum, [&](int v) {
+          return slice.load(sum, v) + (slice.load(row, v) - slice.load(own, v));
+        });
       });
     }
   };
@@ -62,7 +75,8 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
     T* out = static_cast<T*>(call.centroids) + ego * clusters * channels;
     const int64_t size = rowptr[ego + 1] - rowptr[ego];
     if (groups == 0) {
-      write_scaled(out, sums, A(1) / static_cast<A>(size), channels);
+      write_scaled(out, static_cast<const T*>(nullptr), sums, A(1) / static_cast<A>(size),
+                   channels);
       return;
     }
     const T* own = z + ego * channels;
@@ -71,7 +85,7 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
     for (int64_t group = 0; group < groups; ++group) {
       T* row = out + (group + 1) * channels;
       if (deal.size(group) > 0) {
-        write_scaled(row, sums + group * channels, A(1) / static_cast<A>(deal.size(group)),
+        write_scaled(row, own, sums + group * channels, A(1) / static_cast<A>(deal.size(group)),
                      channels);
       } else if (deal.neighbours == 0) {
         for (int64_t f = 0; f < channels; ++f) row[f] = own[f];
@@ -82,7 +96,7 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
             for (int64_t other = 0; other < deal.neighbours; ++other) {
               sum += slice.load(sums + other * channels, v);
             }
-            return sum / static_cast<A>(deal.neighbours);
+            return slice.load(own, v) + sum / static_cast<A>(deal.neighbours);
           });
         });
       }

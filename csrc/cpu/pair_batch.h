@@ -87,7 +87,7 @@ class PairBatch {
     for (int lane = count_; lane < kEgos; ++lane) sizes_[lane] = squared_lengths_[lane] = 0;
     const Vec<A> length = load(squared_lengths_);
     const bool scaled = transport_.cost_scale != CostScale::kNone;
-    Vec<A> sum = {}, most = {};
+    Vec<A> sum = {}, most = {}, farthest = {};  // farthest: from the ego's own row
     Mask<A> bad = ~(length <= std::numeric_limits<A>::max());
     for (int64_t k = 0; k < longest_; ++k) {
       const Vec<A> first = load(squares_[k]), product = load(products_[k]);
@@ -99,6 +99,7 @@ class PairBatch {
                         ~(vabs<A>(product) <= std::numeric_limits<A>::max()));
       sum += select<A>(live(k), first + bounded, Vec<A>{});
       most = vmax<A>(select<A>(live(k), larger, Vec<A>{}), most);
+      farthest = vmax<A>(select<A>(live(k), first, Vec<A>{}), farthest);
     }
     finite = reduce_max<A>(select<A>(bad, splat<A>(1), Vec<A>{})) == 0;
     Vec<A> scale = splat<A>(1);
@@ -107,6 +108,8 @@ class PairBatch {
       const Vec<A> mean = sum / (A(2) * load(sizes_));
       scale = select<A>(sum <= std::numeric_limits<A>::max(), mean, most);
     }
+    // Rows that are all equal have cost 0; what their mean is apart from them is rounding.
+    if (scaled) scale = select<A>(farthest > 0, scale, Vec<A>{});
     if (kBackward && transport_.cost_scale == CostScale::kMax) {
       Vec<A> place = splat<A>(-1);
       for (int64_t k = longest_ - 1; k >= 0; --k) {

@@ -306,6 +306,8 @@ class PairSolver {
         CostTotals<A>::fold);
     CostState<A> state = cost_state(problem_, totals);
     state.finite &= squared_length_ <= std::numeric_limits<A>::max();
+    // Rows that are all equal have cost 0; what their mean is apart from them is rounding.
+    if (scaled && fresh_ && state.finite && !rows_differ()) state.scale = 0;
     if (kFindMaximum && transport_.cost_scale == CostScale::kMax) find_maximum(problem_, state);
     const A lam = static_cast<A>(transport_.lam);
     problem_.fold_blocks(
@@ -324,6 +326,18 @@ class PairSolver {
         },
         [](A* total, const A* partial) { *total = *partial > *total ? *partial : *total; });
     return state;
+  }
+
+  // Whether a row is not c_1. The first columns still hold |e|^2; most problems end in the first
+  // row.
+  bool rows_differ() {
+    for (int64_t block = 0; block < problem_.num_blocks(); ++block) {
+      const A* squares = problem_.logits(block);
+      for (int64_t u = 0; u < problem_.block_rows(block); ++u) {
+        if (squares[u] > 0) return true;
+      }
+    }
+    return false;
   }
 
   // The log domain wants a column for each cluster: L = (s, 0) is as good as (L_1, L_2).

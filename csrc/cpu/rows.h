@@ -339,6 +339,23 @@ void sum_rows(const GatheredRows<T>& all_rows, int64_t count, const T* skip, A* 
   });
 }
 
+// sums = sum of row_k - centre, which is exactly 0 where all rows are the centre.
+template <class T, class A>
+void sum_differences(const GatheredRows<T>& all_rows, int64_t count, const T* centre, A* sums) {
+  all_rows.narrowed([=](const auto rows) {
+    for_each_slice<A, kSliceVectors>(rows.channels, [=](auto slice) {
+      constexpr int NV = decltype(slice)::kVectors;
+      Vec<A> acc[NV] = {};
+      for (int64_t k = 0; k < count; ++k) {
+        if (slice.first == 0) rows.prefetch(k);
+        const T* row = rows.row(k);
+        for (int v = 0; v < NV; ++v) acc[v] += slice.load(row, v) - slice.load(centre, v);
+      }
+      for (int v = 0; v < NV; ++v) slice.store(sums, v, acc[v]);
+    });
+  });
+}
+
 // sums[c * F + f] = sum_k weights[c * stride + k] (row_k[f] - centres[c * F + f]); not kCentred:
 // centres 0. kAdd: onto what sums hold.
 template <int NC, bool kCentred, bool kAdd = false, class T, class V, class A>
