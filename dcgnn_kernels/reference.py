@@ -392,12 +392,16 @@ def local_centroids(z: Tensor, graph: EgoGraph, num_local: int = 2) -> Tensor:
     position = position - (member > segments.index).long()
     group = segments.index * num_groups + position % num_groups
     neighbour, group = member[~is_self], group[~is_self]
-    # Of differences to the node: equal rows give equal centroids, whose distance is 0 and not rounding.
+    # Of differences to the node: equal rows give equal centroids, whose distance is 0 and not rounding. The
+    # mean of one row is that row.
     apart = own[neighbour] - own[segments.index[~is_self]]
-    sums = own.new_zeros(graph.num_nodes * num_groups, z.size(1)).index_add(0, group, apart)
     counts = torch.bincount(group, minlength=graph.num_nodes * num_groups).to(compute)
-    sums = sums.view(graph.num_nodes, num_groups, z.size(1))
     counts = counts.view(graph.num_nodes, num_groups, 1)
-    all_mean = sums.sum(1) / (sizes - 1).clamp(min=1)[:, None]  # 0 without neighbours
-    means = torch.where(counts > 0, sums / counts.clamp(min=1), all_mean[:, None, :])
-    return torch.cat([own[:, None, :], own[:, None, :] + means], dim=1).to(z.dtype)
+    zeros = own.new_zeros(graph.num_nodes * num_groups, z.size(1))
+    sums = zeros.index_add(0, group, apart).view(graph.num_nodes, num_groups, z.size(1))
+    rows = zeros.index_add(0, group, own[neighbour]).view_as(sums)
+    near = own[:, None, :]
+    every = near + sums.sum(1, keepdim=True) / (sizes - 1).clamp(min=1)[:, None, None]
+    every = torch.where((sizes == 2)[:, None, None], rows[:, :1], every)
+    means = torch.where(counts == 1, rows, near + sums / counts.clamp(min=1))
+    return torch.cat([near, torch.where(counts > 0, means, every)], dim=1).to(z.dtype)

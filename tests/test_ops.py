@@ -61,9 +61,14 @@ def compare_with_reference(op, oracle, inputs: tuple[Tensor, ...], dtype: torch.
 @pytest.mark.parametrize("cost_scale", ["mean", "max"])
 @pytest.mark.parametrize("num_clusters", [2, 3, 4])
 def test_egos_of_equal_rows_have_cost_zero(num_clusters, cost_scale, dtype, device):
+    sizes = (2, 4, 6, 7, 8, 9, 12, 16, 17, 20, 40, 300)
+    check_equal_rows(sizes, num_clusters, cost_scale, dtype, device)
+
+
+def check_equal_rows(numbers, num_clusters, cost_scale, dtype, device) -> None:
     """The mean of equal rows is not quite that row; a scale must not divide that rounding by itself."""
-    blocks = [torch.ones(size, size).nonzero().T for size in (2, 4, 6, 7, 8, 9, 12, 16, 17, 20, 40, 300)]
-    sizes = torch.tensor([int(block.max()) + 1 for block in blocks])
+    blocks = [torch.ones(number, number).nonzero().T for number in numbers]
+    sizes = torch.tensor(numbers)
     begins = sizes.cumsum(0) - sizes
     edge_index = torch.cat([block + begin for block, begin in zip(blocks, begins, strict=True)], dim=1)
     graph = EgoGraph.from_edge_index(edge_index, int(sizes.sum())).to(device)
@@ -78,6 +83,23 @@ def test_egos_of_equal_rows_have_cost_zero(num_clusters, cost_scale, dtype, devi
         found = values_and_grads(solve(op, 2.0), (rows,))
         for left, right in zip(found[0] + found[1], expected[0] + expected[1], strict=True):
             assert_close(left, right, dtype)
+
+
+@pytest.mark.parametrize("num_clusters", [2, 3, 4])
+def test_the_mean_of_one_neighbour_is_its_row(num_clusters, device):
+    check_single_neighbours(num_clusters, device)
+
+
+def check_single_neighbours(num_clusters, device) -> None:
+    """To the bit, so that costs that are equal in theory stay equal and the first of them is the maximum."""
+    pairs = torch.arange(100, device=device).view(-1, 2).T
+    graph = EgoGraph.from_edge_index(torch.cat([pairs, pairs.flip(0)], dim=1), 100)
+    z = torch.randn(100, 9, device=device)
+    neighbour = z.view(-1, 2, 9).flip(1).reshape(-1, 1, 9).expand(-1, num_clusters - 1, -1)
+    for op in (reference.local_centroids, dcgnn_kernels.local_centroids):
+        centroids = op(z, graph, num_clusters)
+        assert torch.equal(centroids[:, 0], z)
+        assert torch.equal(centroids[:, 1:], neighbour)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -11,7 +11,14 @@ from emulation import triton_guard
 from graphs import awkward, random_graphs, star
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ops import COST_SCALES, compare_with_reference, random_inputs, values_and_grads
+from test_ops import (
+    COST_SCALES,
+    check_equal_rows,
+    check_single_neighbours,
+    compare_with_reference,
+    random_inputs,
+    values_and_grads,
+)
 from triton_cases import FULL, close, mixed, node_update_inputs, on_cpu, small_tiles
 
 import dcgnn_kernels
@@ -305,6 +312,18 @@ def test_the_first_maximum_of_the_global_costs_gets_the_gradient_of_the_scale():
         (z, centroids),
         torch.float64,
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32] if FULL else [torch.float32], ids=str)
+@pytest.mark.parametrize("cost_scale", ["mean", "max"])
+@pytest.mark.parametrize("num_clusters", [2, 3, 4])
+def test_egos_of_equal_rows_have_cost_zero(shape, num_clusters, cost_scale, dtype):
+    check_equal_rows((2, 4, 7, 10) if FULL else (4, 7), num_clusters, cost_scale, dtype, CPU)
+
+
+@pytest.mark.parametrize("num_clusters", [2, 3, 4])
+def test_the_mean_of_one_neighbour_is_its_row(shape, num_clusters):
+    check_single_neighbours(num_clusters, CPU)
 
 
 @pytest.mark.parametrize("cost_scale", COST_SCALES if FULL else ["max"])

@@ -3,7 +3,7 @@
 // 1: the mean of the ego. An empty group takes the mean of all neighbours, or the node itself if
 // there are none. Means are taken of differences to the node: rows that are all equal give
 // centroids that are equal to the bit, so that their distance is 0 and not rounding, which a cost
-// scale would divide by itself.
+// scale would divide by itself. The mean of one row is that row, for the same reason.
 //
 // Forward is a gather over the egos, backward one over the transpose: a node gets from every ego
 // that holds it the gradient of its group, divided by the group's size, and a share of the empty
@@ -20,16 +20,24 @@ struct Deal {
   int64_t size(int64_t group) const {
     return group < neighbours ? (neighbours - group + groups - 1) / groups : 0;
   }
+  // What is taken off the rows of a group before they are summed; null: nothing.
+  template <class T>
+  const T* origin(int64_t group, const T* own) const {
+    return size(group) == 1 ? nullptr : own;
+  }
 };
 
-// origin: null for 0
+template <class T, class Slice>
+auto load_or_zero(const Slice& slice, const T* row, int v) {
+  return row == nullptr ? Vec<Acc<T>>{} : slice.load(row, v);
+}
+
 template <class T>
 void write_scaled(T* out, const T* origin, const Acc<T>* values, Acc<T> factor, int64_t channels) {
   using A = Acc<T>;
   for_each_slice<A, 2>(channels, [&](auto slice) {
     slice.write(out, [&](int v) {
-      const Vec<A> start = origin == nullptr ? Vec<A>{} : slice.load(origin, v);
-      return start + slice.load(values, v) * factor;
+      return load_or_zero(slice, origin, v) + slice.load(values, v) * factor;
     });
   });
 }
@@ -44,8 +52,8 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
   const T* z = static_cast<const T*>(call.z);
   const GatheredRows<T> all_rows{z, channels, member, graph.num_slots, 0};
 
-  // The sum of every group's differences to the node over the slots [begin, end) of its ego; K = 1:
-  // the sum of the whole ego.
+  // The sums of every group's rows, without their origin, over the slots [begin, end) of an ego; K =
+  // 1: the sum of the whole ego.
   const auto sum_block = [&](int64_t ego, int64_t begin, int64_t end, A* sums) {
     const GatheredRows<T> rows = all_rows.from(begin);
     const T* own = z + ego * channels;
@@ -53,7 +61,8 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
       sum_rows(rows, end - begin, static_cast<const T*>(nullptr), sums);
       return;
     }
-    if (groups == 1) {
+    const Deal deal{rowptr[ego + 1] - rowptr[ego] - 1, groups};
+    if (groups == 1 && deal.neighbours > 1) {
       sum_differences(rows, end - begin, own, sums);
       return;
     }
@@ -62,11 +71,13 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
       rows.prefetch(k - begin);
       if (member[k] == ego) continue;
       const int64_t position = k - rowptr[ego] - (member[k] > ego ? 1 : 0);
-      A* sum = sums + position % groups * channels;
+      const int64_t group = position % groups;
+      A* sum = sums + group * channels;
       const T* row = rows.row(k - begin);
+      const T* origin = deal.origin(group, own);
       for_each_slice<A, 2>(channels, [&](auto slice) {
         slice.write(sum, [&](int v) {
-          return slice.load(sum, v) + (slice.load(row, v) - slice.load(own, v));
+          return slice.load(sum, v) + (slice.load(row, v) - load_or_zero(slice, origin, v));
         });
       });
     }
@@ -85,16 +96,17 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
     for (int64_t group = 0; group < groups; ++group) {
       T* row = out + (group + 1) * channels;
       if (deal.size(group) > 0) {
-        write_scaled(row, own, sums + group * channels, A(1) / static_cast<A>(deal.size(group)),
-                     channels);
-      } else if (deal.neighbours == 0) {
-        for (int64_t f = 0; f < channels; ++f) row[f] = own[f];
-      } else {  // groups without a member come last, so that the sums before are still whole
+        write_scaled(row, deal.origin(group, own), sums + group * channels,
+                     A(1) / static_cast<A>(deal.size(group)), channels);
+      } else if (deal.neighbours <= 1) {
+        const T* only = deal.neighbours == 1 ? out + channels : own;
+        for (int64_t f = 0; f < channels; ++f) row[f] = only[f];
+      } else {  // groups without a member come last, and those before have one member each
         for_each_slice<A, 2>(channels, [&](auto slice) {
           slice.write(row, [&](int v) {
             Vec<A> sum = {};
             for (int64_t other = 0; other < deal.neighbours; ++other) {
-              sum += slice.load(sums + other * channels, v);
+              sum += slice.load(sums + other * channels, v) - slice.load(own, v);
             }
             return slice.load(own, v) + sum / static_cast<A>(deal.neighbours);
           });

@@ -58,13 +58,12 @@ def local_centroids(
             return (sums / sizes[:, None, None]).to(z.dtype)
         counts = _group_sizes(sizes, num_groups)[..., None]
         own = z.to(sums.dtype)[:, None]
-        every = torch.where(
-            (sizes > 1)[:, None, None],
-            sums.sum(1, keepdim=True) / (sizes - 1).clamp(min=1)[:, None, None],
-            own,
-        )
-        means = torch.where(counts > 0, sums / counts.clamp(min=1), every)
-        return torch.cat([own, means], dim=1).to(z.dtype)
+        # Sums of groups of one are plain rows, others those of differences to the node.
+        apart = torch.where(counts == 1, sums - own, sums).sum(1, keepdim=True)
+        every = own + apart / (sizes - 1).clamp(min=1)[:, None, None]
+        every = torch.where((sizes == 2)[:, None, None], sums[:, :1], every)
+        means = torch.where(counts == 1, sums, own + sums / counts.clamp(min=1))
+        return torch.cat([own, torch.where(counts > 0, means, every)], dim=1).to(z.dtype)
 
 
 def local_centroids_backward(

@@ -143,7 +143,8 @@ def hub_centroids(problem: LocalProblem, tiles: Tiles) -> Tensor:
     reduce(tiles, partial, sums, compact=True)
     sizes = problem.rowptr[tiles.hubs + 1] - problem.rowptr[tiles.hubs]
     own = problem.z[tiles.hubs].to(sums.dtype)
-    return torch.stack([own, sums[:, 0] / (sizes - 1).clamp(min=1)[:, None].to(sums.dtype)], dim=1)
+    mean = own + sums[:, 0] / (sizes - 1).clamp(min=1)[:, None].to(sums.dtype)
+    return torch.stack([own, torch.where((sizes == 2)[:, None], sums[:, 0], mean)], dim=1)
 
 
 def hub_products(

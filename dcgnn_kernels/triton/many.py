@@ -115,7 +115,7 @@ def many_forward(
     FEATURES: tl.constexpr,
 ):
     _, ego, start, size = segments(order, bounds, begins, ends, first, last, E, False)
-    _, stored, inside = member_rows(z, member, start, size, num_channels, M, FEATURES)
+    stored, inside = member_rows(z, member, start, size, num_channels, M, FEATURES)
     accumulate = potentials.dtype.element_ty
     rows = stored.to(accumulate)
     lam = whole_number(lam, lam_rest, accumulate)
@@ -181,7 +181,7 @@ def many_backward(
     :math:`\sqrt{1 / \sigma}` of its cost scale and the gradients of its centroids.
     """
     _, ego, start, size = segments(order, bounds, begins, ends, first, last, E, False)
-    _, stored, inside = member_rows(z, member, start, size, num_channels, M, FEATURES)
+    stored, inside = member_rows(z, member, start, size, num_channels, M, FEATURES)
     accumulate = potentials.dtype.element_ty
     rows = stored.to(accumulate)
     lam = whole_number(lam, lam_rest, accumulate)

@@ -28,29 +28,30 @@ from dcgnn_kernels.triton.device import (
 
 @triton.jit
 def member_rows(z, member, start, size, num_channels, M: tl.constexpr, FEATURES: tl.constexpr):
-    """The members' numbers ``[E, M]`` and rows ``[E, M, F]`` (0 outside), and what is inside."""
+    """The members' rows ``[E, M, F]`` (0 outside), and what is inside."""
     place = tl.arange(0, M)[None, :]
     inside = place < size[:, None]
     node = tl.load(member + start[:, None] + place, mask=inside, other=0).to(tl.int64)
     channel = tl.arange(0, FEATURES)
     mask = inside[:, :, None] & (channel < num_channels)[None, None, :]
     rows = tl.load(z + node[:, :, None] * num_channels + channel[None, None, :], mask=mask, other=0.0)
-    return node, rows, inside
+    return rows, inside
 
 
 @triton.jit
 def two_centroids(
-    z, centroids, ego, node, rows, inside, size, num_channels, FRESH: tl.constexpr, FEATURES: tl.constexpr
+    z, centroids, ego, rows, inside, size, num_channels, FRESH: tl.constexpr, FEATURES: tl.constexpr
 ):
-    """``[E, F]`` each. Fresh: the node itself and the mean of its neighbours (itself, if it has none)."""
+    """``[E, F]`` each. Fresh: the node itself and the mean of its neighbours (itself, if it has none).
+
+    The mean is that of differences to the node, exactly 0 where all rows are equal.
+    """
     channel = tl.arange(0, FEATURES)[None, :]
     mask = (size > 0)[:, None] & (channel < num_channels)
     if FRESH:
         near = tl.load(z + ego[:, None] * num_channels + channel, mask=mask, other=0.0).to(rows.dtype)
-        neighbour = inside & (node != ego[:, None])
-        total = tl.sum(tl.where(neighbour[:, :, None], rows, 0.0), 1)
-        count = tl.maximum(size - 1, 1).to(rows.dtype)
-        far = tl.where((size > 1)[:, None], total / count[:, None], near)
+        apart = tl.sum(tl.where(inside[:, :, None], rows - near[:, None, :], 0.0), 1)
+        far = near + apart / tl.maximum(size - 1, 1).to(rows.dtype)[:, None]
     else:
         base = centroids + ego[:, None] * (2 * num_channels) + channel
         near = tl.load(base, mask=mask, other=0.0).to(rows.dtype)
@@ -166,11 +167,11 @@ def pair_forward(
     FEATURES: tl.constexpr,
 ):
     _, ego, start, size = segments(order, bounds, begins, ends, first, last, E, False)
-    node, stored, inside = member_rows(z, member, start, size, num_channels, M, FEATURES)
+    stored, inside = member_rows(z, member, start, size, num_channels, M, FEATURES)
     accumulate = potentials.dtype.element_ty
     rows = stored.to(accumulate)
     lam = whole_number(lam, lam_rest, accumulate)
-    near, far = two_centroids(z, centroids, ego, node, rows, inside, size, num_channels, FRESH, FEATURES)
+    near, far = two_centroids(z, centroids, ego, rows, inside, size, num_channels, FRESH, FEATURES)
     logits, _, _ = scaled_logits(rows, near, far, inside, size, lam, SCALE)
 
     g = tl.sum(0.0 * near, 1)
@@ -247,11 +248,11 @@ def pair_backward(
     the two centroids; fresh: that of the mean already divided among the neighbours.
     """
     _, ego, start, size = segments(order, bounds, begins, ends, first, last, E, False)
-    node, stored, inside = member_rows(z, member, start, size, num_channels, M, FEATURES)
+    stored, inside = member_rows(z, member, start, size, num_channels, M, FEATURES)
     accumulate = potentials.dtype.element_ty
     rows = stored.to(accumulate)
     lam = whole_number(lam, lam_rest, accumulate)
-    near, far = two_centroids(z, centroids, ego, node, rows, inside, size, num_channels, FRESH, FEATURES)
+    near, far = two_centroids(z, centroids, ego, rows, inside, size, num_channels, FRESH, FEATURES)
     logits, scale, position = scaled_logits(rows, near, far, inside, size, lam, SCALE)
 
     live = size > 0

@@ -347,11 +347,19 @@ def centroid_sums(
     COLUMNS: tl.constexpr,
     FEATURES: tl.constexpr,
 ):
-    """Sums of the members' rows by group, ``[rows, groups, F]``; see local_centroids. ``WHOLE``: K = 1."""
+    """Sums of the members' rows by group, ``[rows, groups, F]``; see local_centroids. ``WHOLE``: K = 1.
+
+    Otherwise the node's own row is taken off the rows of groups of more than one.
+    """
     index, ego, start, size = segments(order, bounds, begins, ends, first, last, E, TILED)
     channel, has = channels(num_channels, FEATURES)
     columns = tl.arange(0, COLUMNS)
     base = tl.load(rowptr + ego, mask=size > 0, other=0).to(tl.int64)
+    neighbours = tl.load(rowptr + ego + 1, mask=size > 0, other=0).to(tl.int64) - base - 1
+    own = tl.zeros([E, FEATURES], dtype=ACC)
+    if not WHOLE:
+        line = ego[:, None] * num_channels + channel[None, :]
+        own = tl.load(z + line, mask=(size > 0)[:, None] & has[None, :], other=0.0).to(ACC)
     total = tl.zeros([E, COLUMNS, FEATURES], dtype=ACC)
     for chunk in range(0, tl.max(size, 0), M):
         place = chunk + tl.arange(0, M)[None, :]
@@ -364,6 +372,9 @@ def centroid_sums(
             group = (entry - base[:, None] - tl.where(node > ego[:, None], 1, 0)) % num_groups
         source = node[:, :, None] * num_channels + channel[None, None, :]
         rows = tl.load(z + source, mask=inside[:, :, None] & has[None, None, :], other=0.0).to(ACC)
+        if not WHOLE:
+            shared = inside & (neighbours[:, None] - group > num_groups)
+            rows -= tl.where(shared[:, :, None], own[:, None, :], 0.0)
         if COLUMNS == 1:
             total += tl.sum(rows, 1)[:, None, :]
         else:
