@@ -1,4 +1,4 @@
-"""Every kernel in every default configuration, compiled ahead of time, and the table of what each needs.
+"""Every kernel in every configuration, compiled ahead of time, and the table of what each needs.
 
 The list is not written by hand: the ops are called on a small graph that has egos of all size classes, and
 the launches are recorded instead of run.
@@ -7,6 +7,7 @@ the launches are recorded instead of run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,14 @@ from torch import Tensor
 
 from dcgnn_kernels.graph import EgoGraph
 from dcgnn_kernels.reference import accumulate_dtype
-from dcgnn_kernels.triton import cluster_scatter, global_sinkhorn, inspect, local_centroids, local_sinkhorn
+from dcgnn_kernels.triton import (
+    cluster_scatter,
+    config,
+    global_sinkhorn,
+    inspect,
+    local_centroids,
+    local_sinkhorn,
+)
 from dcgnn_kernels.triton.launcher import Launch, recorded
 
 _TYPES = {
@@ -170,12 +178,21 @@ def _local(
 
 
 def entries(
-    dtypes: Iterable[torch.dtype] = DTYPES, num_channels: int = 64, *, options: bool = False
+    dtypes: Iterable[torch.dtype] = DTYPES,
+    num_channels: int = 64,
+    *,
+    options: bool = False,
+    choices: bool = False,
 ) -> list[Entry]:
-    """Without repetitions, in the order in which they are launched; ``options`` as of :func:`launches`."""
+    """Without repetitions, in the order in which they are launched; ``options`` as of :func:`launches`.
+
+    ``choices`` adds the configurations that only the tuner takes.
+    """
     found: dict[tuple[Any, ...], Entry] = {}
     for dtype in dtypes:
-        for launch in launches(dtype, num_channels, options=options):
+        with config.every_choice() if choices else nullcontext():
+            seen = list(launches(dtype, num_channels, options=options))
+        for launch in seen:
             entry = entry_of(launch)
             key = (entry.kernel, str(entry.signature), str(entry.constants), entry.divisible, entry.num_warps)
             found.setdefault(key, entry)
