@@ -105,7 +105,11 @@ def test_architectures(text, version, expected):
 @pytest.mark.skipif(not Path(TOOLS, "cmake").exists(), reason="cmake is not installed beside Python")
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("5.2 7.0+PTX", "need 7.5 or newer, got 5.2 7.0+PTX"), ("sm_80", "is not an architecture")],
+    [
+        ("5.2 7.0+PTX", "need 7.5 or newer, got 5.2 7.0+PTX"),
+        ("Volta", "need 7.5 or newer, got Volta"),
+        ("sm_80", "is not an architecture"),
+    ],
 )
 def test_bad_architectures(text, message):
     done = architectures(text)
@@ -115,11 +119,11 @@ def test_bad_architectures(text, message):
 
 @pytest.mark.skipif(not Path(TOOLS, "cmake").exists(), reason="cmake is not installed beside Python")
 def test_architectures_that_are_too_old_are_left_out_with_a_warning():
-    done = architectures("5.2 6.0 6.1 7.0 7.2 7.5 8.0 8.6 8.7 9.0+PTX")
+    done = architectures("5.2 6.0 6.1 7.0 7.2 Kepler+Tegra Volta 7.5 8.0 8.6 8.7 9.0+PTX")
     assert done.returncode == 0
     message = " ".join(done.stderr.split())
     assert "CMake Warning" in message
-    assert "left out: 5.2 6.0 6.1 7.0 7.2 " in message
+    assert "left out: 5.2 6.0 6.1 7.0 7.2 Kepler+Tegra Volta " in message
     assert message.endswith(" 75-real;80-real;86-real;87-real;90-real;90-virtual")
 
 
