@@ -49,9 +49,8 @@ def chosen(dtype: torch.dtype, which: str) -> list[catalogue.Entry]:
 @functools.cache
 def tuned(dtype: torch.dtype) -> list[catalogue.Entry]:
     """Those that only the tuner takes, which times them: a spill there is no defect."""
-    return [
-        entry for entry in catalogue.entries([dtype], choices=True) if entry not in catalogue.entries([dtype])
-    ]
+    defaults = catalogue.entries([dtype])
+    return [entry for entry in catalogue.entries([dtype], choices=True) if entry not in defaults]
 
 
 def compile_one(target: str, dtype: torch.dtype, which: str, index: int) -> tuple[str, int]:
