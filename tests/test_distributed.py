@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -282,20 +284,41 @@ GRAPH = "minesweeper-synthetic:rows=14,cols=14"
 OPTIONS = ["--hidden", "8", "--layers", "1", "--dropout", "0", "--quiet"]
 
 
-def torchrun(arguments: list[str], *options: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
-    port = 20000 + os.getpid() % 20000
-    command += ["--master-port", str(port), "-m", "dcgnn", "train", GRAPH, *OPTIONS, *arguments]
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def torchrun(arguments: list[str], *options: str, folder: Path | None = None) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", str(free_port()), *options]
+    command += ["-m", "dcgnn", "train", GRAPH, *OPTIONS, *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, cwd=folder, **pipes)
+
+
+def children(parent: subprocess.Popen) -> list[int]:
+    """The ranks that are alive; others wait for their parent to look at them."""
+    listed = subprocess.run(
+        ["ps", "-o", "pid=,stat=", "--ppid", str(parent.pid)], capture_output=True, text=True
     )
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    return [int(pid) for pid, state in rows if "Z" not in state and rank_of(int(pid)) is not None]
+
+
+def rank_of(pid: int) -> int | None:
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None  # it has ended
+    return next((int(entry[5:]) for entry in entries if entry.startswith(b"RANK=")), None)
 
 
 def process_of_rank(parent: subprocess.Popen, rank: int) -> int:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent.pid)], capture_output=True, text=True)
-    for pid in map(int, listed.stdout.split()):
-        if f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+    for pid in children(parent):
+        if rank_of(pid) == rank:
             return pid
     raise AssertionError(f"no rank {rank} among the processes of torchrun")
 
@@ -304,13 +327,23 @@ def kill_rank(parent: subprocess.Popen, rank: int) -> None:
     os.kill(process_of_rank(parent, rank), signal.SIGKILL)
 
 
-def wait_for_epoch(path: Path, epoch: int, process: subprocess.Popen) -> None:
+def wait_until(done: Callable[[], bool], process: subprocess.Popen) -> None:
     for _ in range(2400):
-        if path.is_file() and load_checkpoint(path)["epoch"] >= epoch:
+        if done():
             return
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
     raise AssertionError("training does not get on")
+
+
+def wait_for_ranks(process: subprocess.Popen, count: int, but: Collection[int] = ()) -> list[int]:
+    """Ranks that are there; those of before, ``but``, are gone."""
+    wait_until(lambda: len(set(children(process)) - set(but)) == count, process)
+    return children(process)
+
+
+def wait_for_epoch(path: Path, epoch: int, process: subprocess.Popen) -> None:
+    wait_until(lambda: path.is_file() and load_checkpoint(path)["epoch"] >= epoch, process)
 
 
 def losses(path: Path) -> torch.Tensor:
@@ -329,9 +362,11 @@ def test_a_killed_rank_leaves_a_checkpoint_and_a_restart_goes_on(tmp_path, capfd
     kill_rank(process, 1)
     _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "dcgnn[rank 0]: rank 0 of 2 lost rank 1 (" in errors
+    left = path.read_bytes()
     reached = load_checkpoint(path)["epoch"]
     assert 5 <= reached < 60
+    (line,) = (line for line in errors.splitlines() if "dcgnn[rank 0]: rank 0 of 2 lost rank 1 (" in line)
+    assert f"); {path} holds epoch {reached}: continue with --resume, or start with" in line
     # On one process, from what the two have left.
     resumed = tmp_path / "resumed.json"
     assert (
@@ -342,15 +377,58 @@ def test_a_killed_rank_leaves_a_checkpoint_and_a_restart_goes_on(tmp_path, capfd
     )
     torch.testing.assert_close(losses(resumed), losses(alone), rtol=1e-3, atol=1e-4)
 
-    path.unlink()
-    process = torchrun([*saving, "--json", str(spread)], "--max-restarts", "1")
-    wait_for_epoch(path, 5, process)
+    # What an earlier job has left under the same name is not what a restart goes on from.
+    path.write_bytes(left)
+    process = torchrun([*saving, "--json", str(spread)], "--max-restarts", "2")
+    lost = wait_for_ranks(process, 2)
+    kill_rank(process, 1)
+    wait_for_ranks(process, 2, but=lost)
+    assert path.read_bytes() == left
+    wait_until(lambda: path.read_bytes() != left, process)
+    assert load_checkpoint(path)["epoch"] < 60
     kill_rank(process, 0)
     out, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert out.count("test roc_auc") == 1
+    told = [line for line in errors.splitlines() if "restarted by torchrun" in line]
+    assert told == [
+        "dcgnn: restarted by torchrun: begins anew, nothing was saved before",
+        f"dcgnn: restarted by torchrun: goes on from {path}",
+    ]
     # The curve of one process, rounding of float32 aside, through a lost rank and a restart.
     torch.testing.assert_close(losses(spread), losses(alone), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds ranks by /proc")
+def test_machines_whose_restart_counts_differ_find_each_other_again(tmp_path):
+    """One torchrun a machine: the one whose rank was lost counts a restart, the other one does not."""
+    path = tmp_path / "run.pt"
+    saving = ["--partition", "--checkpoint", str(path), "--checkpoint-every", "5"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{free_port()}", "--nnodes", "2"]
+    options = [*meeting, "--nproc-per-node", "1", "--max-restarts", "1"]
+    command = [*saving, "--epochs", "150", "--patience", "150", "--rank-timeout", "60"]
+    machines = [torchrun(command, *options) for _ in range(2)]
+    wait_for_epoch(path, 5, machines[0])
+    (second,) = (machine for machine in machines if rank_of(children(machine)[0]) == 1)
+    kill_rank(second, 1)
+    found = [machine.communicate(timeout=240) for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], found
+    assert sum(errors.count("restarted by torchrun: goes on from") for _, errors in found) == 1
+    assert load_checkpoint(path)["epoch"] == 150
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds ranks by /proc")
+def test_without_checkpoints_a_restart_begins_anew_and_says_so(tmp_path):
+    out = tmp_path / "out.json"
+    options = ["--loader", "neighbor", "--batch-size", "20", "--epochs", "3", "--json", str(out)]
+    process = torchrun(options, "--max-restarts", "1", folder=tmp_path)
+    wait_for_ranks(process, 2)
+    kill_rank(process, 1)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    assert errors.count("restarted by torchrun: begins anew (--checkpoint FILE keeps what is done)") == 1
+    assert "holds epoch" not in errors
+    assert list(tmp_path.iterdir()) == [out]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds ranks by /proc")

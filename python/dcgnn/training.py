@@ -10,7 +10,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +141,7 @@ def train(
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 0,
     resume: bool = False,
+    job: Collection[str] = (),
     progress: bool = False,
 ) -> TrainResult:
     """Train ``model`` and report the epoch that validates best.
@@ -168,6 +169,7 @@ def train(
             interrupted.
         resume: Continue from ``checkpoint``. More ``epochs`` than before are allowed, and another number
             of ranks.
+        job: Names of what runs this, kept in the checkpoint: a restart finds out whether it wrote it.
         progress: Show a progress bar on stderr.
 
     Raises:
@@ -193,10 +195,7 @@ def train(
         if path is not None:
             state = run.state()
             if launch.rank() == 0:
-                save_checkpoint(path, {"identity": identity, **state})
-
-    if checkpoint_every and not resume and launch.connected():
-        save()  # what a restart of lost ranks continues from is of this run, not of one before
+                save_checkpoint(path, {"identity": identity, "job": sorted(job), **state})
 
     with (
         _deferred_signals() as stop,

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from dcgnn.checkpoint import CheckpointError, atomic_write
+from dcgnn.checkpoint import CheckpointError, atomic_write, load_checkpoint
 from dcgnn.cli import options
 from dcgnn.cli.checks import check_writable, find_device
 from dcgnn.cli.graphs import describe_graphs
 from dcgnn.cli.info import environment
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
-from dcgnn.distributed.launch import DEFAULT_TIMEOUT, Ranks, broadcast_object, process_group
+from dcgnn.distributed.launch import DEFAULT_TIMEOUT, RankLost, Ranks, broadcast_object, process_group
 from dcgnn.engines import BatchConfig, GraphShare
 from dcgnn.partition import METHODS
 from dcgnn.presets import load_preset
@@ -143,14 +143,26 @@ def run(arguments: argparse.Namespace) -> None:
         device = torch.device("cuda", ranks.local_rank)
     if not arguments.rank_timeout > 0:
         raise ValueError(f"--rank-timeout must be positive, got {arguments.rank_timeout}")
-    with process_group(ranks, device, arguments.rank_timeout):
-        _run(arguments, ranks, device)
-
-
-def _run(arguments: argparse.Namespace, ranks: Ranks, device: torch.device) -> None:
     splits = parse_splits(arguments.split, num_splits(arguments.graph))
     if arguments.seeds < 1:
         raise ValueError(f"--seeds must be positive, got {arguments.seeds}")
+    seeds = range(arguments.seed, arguments.seed + arguments.seeds)
+    paths = _checkpoint_paths(arguments, [(split, seed) for split in splits for seed in seeds])
+    job: frozenset[str] = frozenset()
+    try:
+        with process_group(ranks, device, arguments.rank_timeout) as job:
+            _run(arguments, ranks, device, paths, job)
+    except RankLost as lost:
+        raise RankLost(f"{lost}{_what_is_left(arguments, ranks, paths, job)}") from lost
+
+
+def _run(
+    arguments: argparse.Namespace,
+    ranks: Ranks,
+    device: torch.device,
+    paths: dict[tuple[int, int], Path],
+    job: frozenset[str],
+) -> None:
     every = arguments.checkpoint_every
     if every is None:
         every = 50 if arguments.checkpoint else 0
@@ -159,23 +171,26 @@ def _run(arguments: argparse.Namespace, ranks: Ranks, device: torch.device) -> N
     if arguments.json not in (None, "-") and ranks.is_main:
         check_writable(Path(arguments.json))
 
-    seeds = range(arguments.seed, arguments.seed + arguments.seeds)
-    runs = [(split, seed) for split in splits for seed in seeds]
-    paths = _checkpoint_paths(arguments, runs)
-    resumable = {run for run, path in paths.items() if path.is_file()}
+    resumable: set[tuple[int, int]] = set()
+    if arguments.resume:
+        resumable = {run for run, path in paths.items() if path.is_file()}
+    elif ranks.is_main:
+        # torchrun starts lost ranks anew: they go on from what this job has saved, never from another job's.
+        resumable = {run for run, path in paths.items() if _epoch_of(path, job) is not None}
+        if ranks.restarts or resumable:
+            _tell_of_restart(arguments, [paths[run] for run in paths if run in resumable])
     if ranks.launched:  # rank 0 alone reads and writes checkpoints
-        resumable = broadcast_object(resumable if ranks.is_main else None, device)
-    # torchrun starts lost ranks anew: they go on from what was saved.
-    resume = arguments.resume or (ranks.restarts > 0 and bool(resumable))
+        resumable = broadcast_object(resumable, device)
+    first = next(iter(paths.values()))
     if arguments.resume and not resumable:
-        raise CheckpointError(f"no checkpoint at {paths[runs[0]]}: nothing to resume")
+        raise CheckpointError(f"no checkpoint at {first}: nothing to resume")
     if (arguments.checkpoint or every) and ranks.is_main:
-        check_writable(paths[runs[0]])
+        check_writable(first)
 
     # With JSON on stdout, what is meant for people goes to stderr.
     out = sys.stderr if arguments.json == "-" else sys.stdout
     results: list[TrainResult] = []
-    for split, seed in runs:
+    for split, seed in paths:
         result, model_options = _train_one(
             arguments,
             split=split,
@@ -183,7 +198,8 @@ def _run(arguments: argparse.Namespace, ranks: Ranks, device: torch.device) -> N
             device=device,
             checkpoint=paths[split, seed],
             checkpoint_every=every,
-            resume=resume and (split, seed) in resumable,
+            resume=(split, seed) in resumable,
+            job=job,
         )
         results.append(result)
         if not ranks.is_main:
@@ -231,6 +247,7 @@ def _train_one(
     checkpoint: Path,
     checkpoint_every: int,
     resume: bool,
+    job: frozenset[str],
 ) -> tuple[TrainResult, dict[str, Any]]:
     dtype = _DTYPES[arguments.dtype]
     data = load_graph(arguments.graph, data_root=arguments.data_root, split=split)
@@ -262,6 +279,7 @@ def _train_one(
             checkpoint=checkpoint,
             checkpoint_every=checkpoint_every,
             resume=resume,
+            job=job,
             progress=not arguments.quiet,
         )
         return result, model_options
@@ -273,6 +291,39 @@ def _train_one(
         raise KeyboardInterrupt(
             f"interrupted{when}; checkpoint: {checkpoint} (continue with --resume)"
         ) from None
+
+
+def _epoch_of(path: Path, job: frozenset[str]) -> int | None:
+    """The epoch of the checkpoint at ``path`` if this job wrote it."""
+    try:
+        saved = load_checkpoint(path) if job else {}
+    except CheckpointError:
+        return None
+    return int(saved["epoch"]) if job.intersection(saved.get("job", ())) else None
+
+
+def _tell_of_restart(arguments: argparse.Namespace, found: list[Path]) -> None:
+    if found:
+        then = f"goes on from {found[-1]}"
+    elif arguments.checkpoint or arguments.checkpoint_every:
+        then = "begins anew, nothing was saved before"
+    else:
+        then = "begins anew (--checkpoint FILE keeps what is done)"
+    print(f"dcgnn: restarted by torchrun: {then}", file=sys.stderr, flush=True)
+
+
+def _what_is_left(
+    arguments: argparse.Namespace, ranks: Ranks, paths: dict[tuple[int, int], Path], job: frozenset[str]
+) -> str:
+    """After a rank was lost: the checkpoint of the last run that has one."""
+    for path in reversed(paths.values()):
+        epoch = _epoch_of(path, job)
+        if epoch is not None:
+            how = "continue with --resume, or start with torchrun --max-restarts"
+            return f"; {path} holds epoch {epoch}: {how}"
+    if not ranks.is_main:
+        return ""  # another machine's files may lie elsewhere
+    return "; no checkpoint was written" + ("" if arguments.checkpoint else " (--checkpoint FILE)")
 
 
 def _modified(path: Path) -> int | None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,7 +61,9 @@ class Ranks:
 
 
 @contextmanager
-def process_group(ranks: Ranks, device: torch.device, timeout: float = DEFAULT_TIMEOUT) -> Iterator[None]:
+def process_group(
+    ranks: Ranks, device: torch.device, timeout: float = DEFAULT_TIMEOUT
+) -> Iterator[frozenset[str]]:
     """Connected ranks: by gloo on CPUs, by nccl on GPUs; nothing outside ``torchrun``.
 
     Args:
@@ -66,11 +71,15 @@ def process_group(ranks: Ranks, device: torch.device, timeout: float = DEFAULT_T
         device: what the ranks compute on.
         timeout: seconds that a collective waits for the other ranks.
 
+    Yields:
+        The names of the ``torchrun`` processes (one a machine) that started the ranks. They outlive the ranks
+        that they restart: starts that have one in common are of the same job. Empty without ``torchrun``.
+
     Raises:
         RankLost: If the transport fails: this rank is whole, another one is not.
     """
     if not ranks.launched:
-        yield
+        yield frozenset()
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -78,26 +87,74 @@ def process_group(ranks: Ranks, device: torch.device, timeout: float = DEFAULT_T
     store: dist.Store | None = None
     try:
         store, rank, world = next(iter(dist.rendezvous("env://", timeout=longest)))
-        # torchrun may keep its store over restarts: without a name of its own a restarted group would find
-        # the addresses of ranks that are gone.
-        store = dist.PrefixStore(f"dcgnn/{ranks.restarts}", store)
+        store = dist.PrefixStore(_meet(store, ranks, timeout), store)
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=longest)
         try:
-            yield
+            starters: list[Any] = [None] * world
+            dist.all_gather_object(starters, _starter())
+            yield frozenset(name for name in starters if name)
         finally:
             # Closed connections tell ranks that wait for this one.
             dist.destroy_process_group()
+    except RankLost:
+        raise
     except RuntimeError as error:
         text = str(error)
         if not _of_transport(error, text):
             raise
         lost = _lost_ranks(store, ranks)
         first = re.sub(r"\[[^\]]*\.(cc|cpp):\d+\] ?", "", text.strip().splitlines()[0]).split(". ")[0][:120]
-        raise RankLost(
-            f"rank {ranks.rank} of {ranks.world} lost {_names(lost)} ({first}); what was saved last is "
-            "whole: continue with --resume, or start with torchrun --max-restarts"
-        ) from error
+        raise RankLost(f"rank {ranks.rank} of {ranks.world} lost {_names(lost)} ({first})") from error
+
+
+def _meet(store: dist.Store, ranks: Ranks, timeout: float) -> str:
+    """A name for this group of ranks: the same on all of them, and another one after a restart.
+
+    ``torchrun`` keeps its store over restarts, and on several machines its restart counts differ: neither
+    tells the addresses of this group from those of ranks that are gone. Hence every rank shows a number that
+    it draws, and rank 0 answers to it with the name.
+    """
+    end = time.monotonic() + timeout
+
+    def pause(others: list[int]) -> None:
+        if time.monotonic() > end:
+            lost = f"{_names(others)} (not heard of for {timeout:g} seconds)"
+            raise RankLost(f"rank {ranks.rank} of {ranks.world} lost {lost}")
+        time.sleep(0.02)  # signals are heard, other than in a wait of the store
+
+    if not ranks.is_main:
+        drawn = uuid.uuid4().hex
+        store.set(f"dcgnn/drawn/{ranks.rank}", drawn)
+        while not store.check([f"dcgnn/answer/{drawn}"]):
+            pause([0])
+        name = store.get(f"dcgnn/answer/{drawn}").decode()
+        store.set(f"{name}/met/{ranks.rank}", "")
+        return name
+    name = f"dcgnn/{uuid.uuid4().hex}"
+    missing = list(range(1, ranks.world))
+    while missing:
+        for other in missing:
+            if store.check([f"dcgnn/drawn/{other}"]):
+                drawn = store.get(f"dcgnn/drawn/{other}").decode()
+                store.set(f"dcgnn/answer/{drawn}", name)
+        pause(missing)
+        missing = [other for other in missing if not store.check([f"{name}/met/{other}"])]
+    return name
+
+
+def _starter() -> str | None:
+    """The name of the ``torchrun`` process that started this one: no other process has had it."""
+    if not dist.is_torchelastic_launched():
+        return None
+    parent = os.getppid()
+    name = f"{socket.gethostname()}:{parent}"
+    try:  # Linux: numbers of processes are used again, after a reboot at the latest
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        ticks = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except OSError:
+        return name
+    return f"{name}:{boot}:{ticks}"
 
 
 def _lost_ranks(store: dist.Store | None, ranks: Ranks) -> list[int]:
