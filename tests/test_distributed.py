@@ -449,6 +449,21 @@ def test_a_rank_that_stands_still_does_not_hold_the_others_for_ever(tmp_path):
     assert load_checkpoint(path)["epoch"] >= 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="finds ranks by /proc")
+def test_an_interrupt_of_torchrun_leaves_a_checkpoint(tmp_path):
+    path = tmp_path / "run.pt"
+    options = ["--partition", "--checkpoint", str(path), "--checkpoint-every", "1"]
+    process = torchrun([*options, "--epochs", "100000", "--patience", "100000"], "--max-restarts", "1")
+    wait_for_epoch(path, 1, process)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    epoch = load_checkpoint(path)["epoch"]
+    for rank in range(2):
+        message = f"interrupted after epoch {epoch}; checkpoint: {path} (continue with --resume)"
+        assert f"dcgnn[rank {rank}]: {message}" in errors
+    assert "restarted" not in errors
+
+
 def test_ranks_must_share_work(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -225,6 +225,7 @@ def train(
             )
             if launch.any_rank(stop.is_set(), run.engine.device):
                 save()
+                launch.any_rank(False, run.engine.device)  # the file is there before any rank says so
                 raise TrainingInterrupted(path, run.epoch)
             if checkpoint_every and run.epoch % checkpoint_every == 0:
                 save()

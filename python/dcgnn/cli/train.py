@@ -19,6 +19,7 @@ from dcgnn.cli.checks import check_writable, find_device
 from dcgnn.cli.graphs import describe_graphs
 from dcgnn.cli.info import environment
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
+from dcgnn.distributed import launch
 from dcgnn.distributed.launch import DEFAULT_TIMEOUT, RankLost, Ranks, broadcast_object, process_group
 from dcgnn.engines import BatchConfig, GraphShare
 from dcgnn.partition import METHODS
@@ -283,14 +284,16 @@ def _train_one(
             progress=not arguments.quiet,
         )
         return result, model_options
-    except KeyboardInterrupt as interrupt:
-        written = _modified(checkpoint) not in (None, before)
-        if not written and not resume:
-            raise KeyboardInterrupt("interrupted; no checkpoint was written") from None
-        when = f" after epoch {interrupt.epoch}" if isinstance(interrupt, TrainingInterrupted) else ""
+    except TrainingInterrupted as interrupt:
         raise KeyboardInterrupt(
-            f"interrupted{when}; checkpoint: {checkpoint} (continue with --resume)"
+            f"interrupted after epoch {interrupt.epoch}; checkpoint: {checkpoint} (continue with --resume)"
         ) from None
+    except KeyboardInterrupt:
+        if launch.rank() > 0:
+            raise  # rank 0 knows what it has written
+        if _modified(checkpoint) in (None, before) and not resume:
+            raise KeyboardInterrupt("interrupted; no checkpoint was written") from None
+        raise KeyboardInterrupt(f"interrupted; checkpoint: {checkpoint} (continue with --resume)") from None
 
 
 def _epoch_of(path: Path, job: frozenset[str]) -> int | None:
