@@ -8,16 +8,31 @@ from graphs import awkward, both_ways, random_graphs, star
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_ops import COST_SCALES, ITERS, TOLERANCE, compare_with_reference
+from torch_geometric import typing as installed
 from torch_geometric.data import Batch, Data
-from torch_geometric.utils import subgraph
+from torch_geometric.loader import (
+    ClusterData,
+    ClusterLoader,
+    GraphSAINTEdgeSampler,
+    GraphSAINTNodeSampler,
+    GraphSAINTRandomWalkSampler,
+    NeighborLoader,
+    NodeLoader,
+)
+from torch_geometric.sampler import NeighborSampler
+from torch_geometric.utils import coalesce, subgraph
 
 import dcgnn_kernels
 from dcgnn import DCGNN, DCConv, DCMsgPassing, orthogonality_loss, similarity_loss, training_loss
 from dcgnn.data import load_graph
 from dcgnn.data.loaders import InMemoryNeighborSampler, neighbor_loader
 from dcgnn.engines import BatchConfig
+from dcgnn.partition import owners
 from dcgnn.training import TrainConfig, train
 from dcgnn_kernels import EgoGraph, reference
+
+#: Whether PyG can sample neighbours itself.
+SAMPLES = installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE
 
 
 @st.composite
@@ -251,6 +266,12 @@ def sampled_graph(num_nodes: int = 40) -> Data:
     return Data(x=torch.randn(num_nodes, 4, dtype=torch.float64), edge_index=edge_index)
 
 
+def numbered_graph() -> Data:
+    data = sampled_graph()
+    data.number = torch.arange(40)
+    return data
+
+
 @given(
     case=random_graphs(),
     limits=st.lists(st.sampled_from([1, 2, -1]), min_size=1, max_size=3),
@@ -278,14 +299,21 @@ def test_sampled_edges_exist_and_keep_the_limits(case, limits, seed):
     assert sorted(seeds) == list(range(num_nodes))
 
 
-def test_samples_are_uniform():
-    _, num_nodes = star(6)
-    edge_index, _ = star(num_nodes)
-    sampler = InMemoryNeighborSampler(edge_index, num_nodes, [2])
-    loader = neighbor_loader(
-        Data(edge_index=edge_index, num_nodes=num_nodes), [2], batch_size=1, input_nodes=torch.tensor([0])
-    )
-    assert type(loader.node_sampler) is type(sampler)
+def test_the_sampler_is_that_of_pyg_where_it_can_run():
+    data = sampled_graph()
+    loader = neighbor_loader(data, [2], batch_size=4, input_nodes=torch.arange(40))
+    assert type(loader.node_sampler) is (NeighborSampler if SAMPLES else InMemoryNeighborSampler)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_samples_are_uniform(own):
+    """Those of the sampler here, and those of the one that is chosen."""
+    edge_index, num_nodes = star(6)
+    data, seeds = Data(edge_index=edge_index, num_nodes=num_nodes), torch.tensor([0])
+    loader = neighbor_loader(data, [2], batch_size=1, input_nodes=seeds)
+    if own:
+        sampler = InMemoryNeighborSampler(edge_index, num_nodes, [2])
+        loader = NodeLoader(data, sampler, input_nodes=seeds)
     counts = torch.zeros(num_nodes)
     for _ in range(500):
         for batch in loader:
@@ -310,19 +338,84 @@ def test_a_complete_sample_gives_what_the_whole_graph_gives():
     torch.testing.assert_close(out, model(data.x, data.edge_index)[batch.n_id], rtol=1e-10, atol=1e-12)
 
 
-def test_induced_subgraphs_as_of_cluster_and_saint_loaders():
-    """ClusterLoader and the GraphSAINT samplers give subgraphs with all edges between their nodes."""
-    data = sampled_graph()
-    nodes = torch.randperm(40)[:25]
-    edges, _ = subgraph(nodes, data.edge_index, relabel_nodes=True, num_nodes=40)
-    batch = Data(x=data.x[nodes.sort().values], edge_index=edges)
-    model = DCGNN(4, 6, 2, 4).double()
+def check_induced(model: DCGNN, data: Data, batch: Data) -> None:
+    """A batch has all edges between its nodes, and the model computes on it what it computes on those."""
+    edges, _ = subgraph(batch.number, data.edge_index, relabel_nodes=False, num_nodes=40)
+    found = batch.number[batch.edge_index]
+    assert sorted(zip(*found.tolist(), strict=True)) == sorted(zip(*edges.tolist(), strict=True))
     out = model(batch.x, batch.edge_index)
+    place = torch.full((40,), -1)
+    place[batch.number] = torch.arange(batch.num_nodes)
+    torch.testing.assert_close(out, model(data.x[batch.number], place[edges]), rtol=1e-10, atol=1e-12)
+    model.zero_grad()
     out.sum().backward()
-    assert out.shape == (25, 2)
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+class Clusters(ClusterData):
+    """PyG's clusters; METIS by pymetis, or ranges, where neither pyg-lib nor torch-sparse has it."""
+
+    def _metis(self, edge_index: torch.Tensor, num_nodes: int) -> torch.Tensor:
+        try:
+            return super()._metis(edge_index, num_nodes)
+        except ImportError:
+            return owners(EgoGraph.from_edge_index(edge_index, num_nodes), self.num_parts, "auto")
+
+
+@pytest.mark.parametrize(("parts", "together"), [(1, 1), (4, 1), (4, 3), (4, 4)])
+def test_batches_of_cluster_loader(parts, together):
+    data, model = numbered_graph(), DCGNN(4, 6, 2, 4).double()
+    loader = ClusterLoader(Clusters(data, parts, log=False), batch_size=together, shuffle=True)
+    numbers = []
+    for batch in loader:
+        check_induced(model, data, batch)
+        numbers += batch.number.tolist()
+    assert sorted(numbers) == list(range(40))
+    if parts == together:
+        whole = model(data.x, data.edge_index)[batch.number]
+        torch.testing.assert_close(model(batch.x, batch.edge_index), whole, rtol=1e-10, atol=1e-12)
+
+
+SAINT = {
+    "node": lambda data: GraphSAINTNodeSampler(data, batch_size=12, num_steps=3),
+    "edge": lambda data: GraphSAINTEdgeSampler(data, batch_size=12, num_steps=3),
+    "walk": lambda data: GraphSAINTRandomWalkSampler(data, batch_size=5, walk_length=3, num_steps=3),
+}
+
+
+@pytest.mark.skipif(not installed.WITH_TORCH_SPARSE, reason="GraphSAINT needs torch-sparse")
+@pytest.mark.parametrize("kind", SAINT)
+def test_batches_of_graph_saint(kind):
+    data, model = numbered_graph(), DCGNN(4, 6, 2, 4).double()
+    data.edge_index = coalesce(data.edge_index)
+    for batch in SAINT[kind](data):
+        assert 0 < batch.num_nodes < 40
+        check_induced(model, data, batch)
+
+
+@pytest.mark.skipif(not SAMPLES, reason="NeighborLoader needs pyg-lib or torch-sparse")
+def test_batches_of_neighbor_loader():
+    data = sampled_graph()
+    model = DCGNN(4, 6, 2, 4, num_layers=2, alpha=0.0).double()
+    whole = model(data.x, data.edge_index)
+    for batch in NeighborLoader(data, num_neighbors=[-1] * 4, batch_size=7):
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        torch.testing.assert_close(out, whole[batch.n_id[: batch.batch_size]], rtol=1e-10, atol=1e-12)
+    for batch in NeighborLoader(data, num_neighbors=[2, 2], batch_size=7):
+        out = model(batch.x, batch.edge_index)
+        out.sum().backward()
+        assert torch.isfinite(out).all()
+
+
+def test_induced_subgraphs():
+    """What the loaders above give, on any nodes: without edges, and a single edge."""
+    data, model = numbered_graph(), DCGNN(4, 6, 2, 4).double()
+    for count in (1, 2, 25, 40):
+        nodes = torch.randperm(40)[:count].sort().values
+        edges, _ = subgraph(nodes, data.edge_index, relabel_nodes=True, num_nodes=40)
+        check_induced(model, data, Data(x=data.x[nodes], edge_index=edges, number=nodes))
     twin = both_ways(torch.tensor([[0], [1]]))
-    assert model(batch.x[:2], twin).shape == (2, 2)
+    assert model(data.x[:2], twin).shape == (2, 2)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 40])
