@@ -21,7 +21,7 @@ from graphs import awkward, both_ways
 from torch import Tensor
 
 from dcgnn import DCGNN, DCMsgPassing
-from dcgnn.checkpoint import load_checkpoint
+from dcgnn.checkpoint import CheckpointError, load_checkpoint
 from dcgnn.cli import main
 from dcgnn.data import GraphData, load_graph
 from dcgnn.distributed import launch
@@ -189,6 +189,14 @@ def check_helpers(world: int) -> None:
         assert gathered is not None
         assert gathered[:, 0].tolist() == [float(r) for r in range(world) for _ in range(r)]
     assert launch.broadcast_object({"rank": rank}, device) == {"rank": 0}
+    assert launch.from_rank_zero(dist.get_rank, device) == 0
+    # What is wrong is said by all ranks, not by rank 0 while the others wait.
+    few = load_graph("minesweeper-synthetic:rows=1,cols=3")
+    if world > few.num_nodes:
+        with pytest.raises(ValueError, match=rf"num_parts must be in \[1, 3\], got {world}"):
+            GraphShare.of(few)
+    with pytest.raises(CheckpointError, match="no checkpoint at nowhere"):
+        train(model_for(problem()), GraphShare.of(problem()), checkpoint="nowhere", resume=True)
 
 
 def check_training(folder: Path, world: int) -> None:

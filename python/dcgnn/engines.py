@@ -199,8 +199,9 @@ class GraphShare:
 
         if graph is None:
             graph = EgoGraph.from_edge_index(data.edge_index, data.num_nodes)
-        owner = owners(graph, launch.world_size(), method) if launch.rank() == 0 else None
-        part = make_part(graph, launch.broadcast_object(owner, torch.device("cpu")), launch.rank())
+        whole, world = graph, launch.world_size()
+        owner = launch.from_rank_zero(lambda: owners(whole, world, method), torch.device("cpu"))
+        part = make_part(graph, owner, launch.rank())
         return cls(
             name=data.name,
             split=data.split,

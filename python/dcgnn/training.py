@@ -364,16 +364,13 @@ class TrainingRun:
 
     def restore(self, path: Path, identity: Mapping[str, Any]) -> None:
         """Continue where the checkpoint at ``path`` ends; only rank 0 reads it."""
-        saved: Any = None
-        if launch.rank() == 0:
-            try:
-                saved = load_checkpoint(path)
-                check_same_run(path, saved["identity"], identity)
-            except CheckpointError as error:
-                saved = error
-        saved = launch.broadcast_object(saved, self.engine.device)
-        if isinstance(saved, CheckpointError):
-            raise saved
+
+        def read() -> dict[str, Any]:
+            saved = load_checkpoint(path)
+            check_same_run(path, saved["identity"], identity)
+            return saved
+
+        saved = launch.from_rank_zero(read, self.engine.device)
         if saved["epoch"] > self.config.epochs:
             raise CheckpointError(
                 f"{path} has {saved['epoch']} epochs, more than the {self.config.epochs} asked for"

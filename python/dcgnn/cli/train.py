@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import re
 import statistics
@@ -20,7 +21,7 @@ from dcgnn.cli.graphs import describe_graphs
 from dcgnn.cli.info import environment
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
 from dcgnn.distributed import launch
-from dcgnn.distributed.launch import DEFAULT_TIMEOUT, RankLost, Ranks, broadcast_object, process_group
+from dcgnn.distributed.launch import DEFAULT_TIMEOUT, RankLost, Ranks, process_group
 from dcgnn.engines import BatchConfig, GraphShare
 from dcgnn.partition import METHODS
 from dcgnn.presets import load_preset
@@ -169,24 +170,9 @@ def _run(
         every = 50 if arguments.checkpoint else 0
     if every < 0:
         raise ValueError(f"--checkpoint-every must not be negative, got {every}")
-    if arguments.json not in (None, "-") and ranks.is_main:
-        check_writable(Path(arguments.json))
-
-    resumable: set[tuple[int, int]] = set()
-    if arguments.resume:
-        resumable = {run for run, path in paths.items() if path.is_file()}
-    elif ranks.is_main:
-        # torchrun starts lost ranks anew: they go on from what this job has saved, never from another job's.
-        resumable = {run for run, path in paths.items() if _epoch_of(path, job) is not None}
-        if ranks.restarts or resumable:
-            _tell_of_restart(arguments, [paths[run] for run in paths if run in resumable])
-    if ranks.launched:  # rank 0 alone reads and writes checkpoints
-        resumable = broadcast_object(resumable, device)
-    first = next(iter(paths.values()))
-    if arguments.resume and not resumable:
-        raise CheckpointError(f"no checkpoint at {first}: nothing to resume")
-    if (arguments.checkpoint or every) and ranks.is_main:
-        check_writable(first)
+    # Rank 0 alone reads and writes files.
+    find = functools.partial(_check_files, arguments, ranks, paths, job, writes=bool(every))
+    resumable = launch.from_rank_zero(find, device)
 
     # With JSON on stdout, what is meant for people goes to stderr.
     out = sys.stderr if arguments.json == "-" else sys.stdout
@@ -220,6 +206,31 @@ def _run(
         )
     if arguments.json == "-":
         _write_json(arguments.json, _report(arguments, model_options, results))
+
+
+def _check_files(
+    arguments: argparse.Namespace,
+    ranks: Ranks,
+    paths: dict[tuple[int, int], Path],
+    job: frozenset[str],
+    writes: bool,
+) -> set[tuple[int, int]]:
+    """The runs that go on from a checkpoint. Files that are to be written can be."""
+    if arguments.json not in (None, "-"):
+        check_writable(Path(arguments.json))
+    first = next(iter(paths.values()))
+    if arguments.resume:
+        resumable = {run for run, path in paths.items() if path.is_file()}
+        if not resumable:
+            raise CheckpointError(f"no checkpoint at {first}: nothing to resume")
+    else:
+        # torchrun starts lost ranks anew: they go on from what this job has saved, never from another job's.
+        resumable = {run for run, path in paths.items() if _epoch_of(path, job) is not None}
+        if ranks.restarts or resumable:
+            _tell_of_restart(arguments, [path for run, path in paths.items() if run in resumable])
+    if arguments.checkpoint or writes:
+        check_writable(first)
+    return resumable
 
 
 def parse_splits(text: str, available: int) -> list[int]:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from dcgnn.checkpoint import CheckpointError
 
 #: Seconds that a rank waits for the others before it takes them for lost.
 DEFAULT_TIMEOUT = 600
@@ -230,6 +232,20 @@ def broadcast_object(value: Any, device: torch.device) -> Any:
     held = [value]
     dist.broadcast_object_list(held, src=0, device=device)
     return held[0]
+
+
+def from_rank_zero(find: Callable[[], Any], device: torch.device) -> Any:
+    """What rank 0 finds, on all ranks; or the error that it meets, raised by all of them."""
+    found: Any = None
+    if rank() == 0:
+        try:
+            found = find()
+        except (ValueError, OSError, CheckpointError) as error:
+            found = error
+    found = broadcast_object(found, device)
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def gather_rows(rows: Tensor) -> Tensor | None:
