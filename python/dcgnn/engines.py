@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dcgnn.data.graph_data import GraphData
 from dcgnn.distributed import launch
 from dcgnn.losses import orthogonality_loss, training_loss
-from dcgnn.metrics import score
+from dcgnn.metrics import check_scorable, score
 from dcgnn.nn.model import DCGNN
 from dcgnn.partition import make_part, owners
 from dcgnn_kernels import EgoGraph
@@ -201,6 +201,7 @@ class GraphShare:
             graph = EgoGraph.from_edge_index(data.edge_index, data.num_nodes)
         whole, world = graph, launch.world_size()
         owner = launch.from_rank_zero(lambda: owners(whole, world, method), torch.device("cpu"))
+        check_scorable(data)
         part = make_part(graph, owner, launch.rank())
         return cls(
             name=data.name,
