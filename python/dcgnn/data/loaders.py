@@ -1,7 +1,9 @@
 """Mini-batches of a large graph, by PyG's own loader.
 
-PyG samples neighbours with pyg-lib or torch-sparse. Where neither is installed, a sampler of plain PyTorch
-takes their place behind the same interface, so that batches have the same fields.
+PyG samples neighbours with pyg-lib. Where it is not installed, a sampler of plain PyTorch takes its place
+behind the same interface, so that batches have the same fields. PyG would also take torch-sparse, which is
+deprecated there and draws the last neighbours of a node too rarely
+(https://github.com/rusty1s/pytorch_sparse/issues/385).
 """
 
 from __future__ import annotations
@@ -109,8 +111,7 @@ def neighbor_loader(
     if batch_size < 1:
         raise ValueError(f"batch_size must be positive, got {batch_size}")
     hops = check_neighbors(num_neighbors)
-    fast = installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE
-    if fast:
+    if installed.WITH_PYG_LIB:
         sampler: BaseSampler = NeighborSampler(data, hops)
     else:
         sampler = InMemoryNeighborSampler(data.edge_index, data.num_nodes, hops)
