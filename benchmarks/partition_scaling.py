@@ -6,7 +6,9 @@ A random graph with planted communities (edges stay inside with probability --in
 exists. Every rank has one thread. A row is a forward and a backward of all layers; bytes are those that the
 busiest rank sends for them, by layer. All rows are measured in turns: every round runs each of them once
 while the other ranks wait, and a speed-up is the median over rounds of the first row's time by the row's
-own. With more ranks than cores the times say nothing.
+own. CPU ms is the processor time of the busiest rank: what it computes, without its waiting and without what
+other programs take; the time of a slot and of the copy are processor times, too. With more ranks than free
+cores the other times say nothing.
 """
 
 from __future__ import annotations
@@ -100,19 +102,20 @@ def work(rank: int, world: int, arguments: argparse.Namespace, folder: str) -> N
     ]
     source, target = torch.ones(COPIED, dtype=torch.uint8), torch.ones(COPIED, dtype=torch.uint8)
     steps = [(case.ranks, case.step) for case in cases] + [(1, lambda: target.copy_(source))]
-    seconds = torch.zeros(arguments.rounds, len(steps), dtype=torch.float64)
+    seconds = torch.zeros(2, arguments.rounds, len(steps), dtype=torch.float64)  # of the clock, of the CPU
     for round_ in range(arguments.rounds):
         for index, (ranks, step) in enumerate(steps):
             dist.barrier()
             if rank < ranks:
-                begin = time.perf_counter()
+                begin = time.perf_counter(), time.process_time()
                 step()
-                seconds[round_, index] = time.perf_counter() - begin
+                seconds[0, round_, index] = time.perf_counter() - begin[0]
+                seconds[1, round_, index] = time.process_time() - begin[1]
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     if rank == 0:
         rows = [table_row(case, seconds, index, arguments) for index, case in enumerate(cases)]
-        slot = median(seconds[:, 0]) / (graph.num_slots * arguments.layers)
-        torch.save([rows, 1e9 * slot, 2 * COPIED / median(seconds[:, -1]) / 1e9], f"{folder}/found")
+        slot = median(seconds[1, :, 0]) / (graph.num_slots * arguments.layers)
+        torch.save([rows, 1e9 * slot, 2 * COPIED / median(seconds[1, :, -1]) / 1e9], f"{folder}/found")
     dist.destroy_process_group()
 
 
@@ -127,8 +130,9 @@ def table_row(case: Case, seconds: torch.Tensor, index: int, arguments: argparse
     return [
         str(case.ranks),
         case.method,
-        f"{1000 * median(seconds[:, index]):.1f}",
-        f"{median(seconds[:, 0] / seconds[:, index]):.2f}",
+        f"{1000 * median(seconds[0, :, index]):.1f}",
+        f"{median(seconds[0, :, 0] / seconds[0, :, index]):.2f}",
+        f"{1000 * median(seconds[1, :, index]):.1f}",
         f"{100 * case.cut:.1f}",
         f"{100 * halo:.0f}",
         *(f"{count / arguments.layers / 1024:.1f}" for count in sent),
@@ -155,7 +159,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(work, (world, arguments, folder), world)
         rows, slot_ns, stream = torch.load(f"{folder}/found", weights_only=True)
-    header = ["ranks", "cut", "ms", "speed-up", "edges cut %", "halo % of own"]
+    header = ["ranks", "cut", "ms", "speed-up", "CPU ms", "edges cut %", "halo % of own"]
     header += ["KiB gather", "KiB reduce", "KiB all-reduce", "calls"]
     print(
         f"{arguments.nodes} nodes, {arguments.edges} edges, {arguments.channels} channels, "

@@ -8,7 +8,7 @@ One layer in training (forward and backward) on R ranks, F channels, K = 2, with
               where it was measured on another machine than the modelled one, the ratio of their memory's
               speeds carries it over: the kernels move bytes, but nobody has seen them on that device;
 - exchange  = 4 · halo · F · bytes / link: two exchanges forward, two backward; the halo of a rank is
-              halo_share · (1 − 1/R) · N / R · min(mean degree, R − 1) rows at most;
+              halo_share · (1 − 1/R) · N / R · min(mean degree, R − 1) rows, at most all that it does not own;
 - global    = 2 · (2 T + 3) · latency · log2(R): small all-reduces, bound by latency;
 - memory    = what a rank holds: indices, and activations of a layer for own rows and halo.
 
@@ -30,6 +30,7 @@ def row(ranks: int, given: argparse.Namespace) -> list[str]:
     own = given.nodes / ranks
     degree = given.edges / given.nodes
     halo = given.halo_share * (1 - 1 / ranks) * own * max(1.0, min(degree, ranks - 1.0))
+    halo = min(halo, given.nodes - own)
     slot = given.slot_ns * 1e-9 * given.stream_gb / given.device_gb
     compute = slot * slots / ranks
     exchange = 4 * halo * given.channels * given.bytes / (given.link_gb * 1e9)
