@@ -460,3 +460,6 @@ def test_training_on_batches_learns_resumes_and_is_told_apart(tmp_path):
     assert again.test_metric == whole.test_metric
     with pytest.raises(RuntimeError, match="loader is 'neighbor' in the checkpoint and None here"):
         run(6, path, resume=True)
+    for name in ("batch_size", "chunk_size"):
+        with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
+            BatchConfig(**{name: 0})

@@ -486,6 +486,9 @@ def test_ranks_must_share_work(monkeypatch, capsys):
     assert "choose --loader neighbor (data parallel) or --partition" in capsys.readouterr().err
     assert main(["train", GRAPH, "--loader", "neighbor", "--partition"]) == 2
     assert "cannot be joined" in capsys.readouterr().err
+    for seconds in ("0", "-1", "nan", "inf"):
+        assert main(["train", GRAPH, "--partition", f"--rank-timeout={seconds}"]) == 2
+        assert "--rank-timeout must be positive and at most 1000000, got" in capsys.readouterr().err
 
 
 def test_a_partition_needs_ranks(capsys):

@@ -42,6 +42,11 @@ class BatchConfig:
     batch_size: int = 1024
     chunk_size: int = 65536
 
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "chunk_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
 
 class FullBatch:
     """One process; every step sees the whole graph."""

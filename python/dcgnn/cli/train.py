@@ -21,7 +21,7 @@ from dcgnn.cli.graphs import describe_graphs
 from dcgnn.cli.info import environment
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
 from dcgnn.distributed import launch
-from dcgnn.distributed.launch import DEFAULT_TIMEOUT, RankLost, Ranks, process_group
+from dcgnn.distributed.launch import DEFAULT_TIMEOUT, MAX_TIMEOUT, RankLost, Ranks, process_group
 from dcgnn.engines import BatchConfig, GraphShare
 from dcgnn.partition import METHODS
 from dcgnn.presets import load_preset
@@ -143,8 +143,10 @@ def run(arguments: argparse.Namespace) -> None:
     device = find_device(arguments.device)
     if ranks.launched and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", ranks.local_rank)
-    if not arguments.rank_timeout > 0:
-        raise ValueError(f"--rank-timeout must be positive, got {arguments.rank_timeout}")
+    if not 0 < arguments.rank_timeout <= MAX_TIMEOUT:
+        raise ValueError(
+            f"--rank-timeout must be positive and at most {MAX_TIMEOUT}, got {arguments.rank_timeout:g}"
+        )
     splits = parse_splits(arguments.split, num_splits(arguments.graph))
     if arguments.seeds < 1:
         raise ValueError(f"--seeds must be positive, got {arguments.seeds}")

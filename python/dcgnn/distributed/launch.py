@@ -25,6 +25,9 @@ from dcgnn.checkpoint import CheckpointError
 #: Seconds that a rank waits for the others before it takes them for lost.
 DEFAULT_TIMEOUT = 600
 
+#: Eleven days: beyond any use, and below 2**31 milliseconds.
+MAX_TIMEOUT = 1_000_000
+
 #: Seconds that the ranks which are left have to report, so that the lost ones can be named.
 _ROLL_CALL = 3.0
 
