@@ -85,7 +85,8 @@ void run_forward(const ScatterForward& call, const Executor& executor) {
     prefetch_line(assign + slot * num_clusters);
     if (ego_factor != nullptr) prefetch_line(ego_factor + ego);
   };
-  with_transpose_entries(graph, fetch, [&](const auto& entries) {
+  const int64_t fetched = num_clusters * channels * static_cast<int64_t>(sizeof(T));
+  with_transpose_entries(graph, fetched, fetch, [&](const auto& entries) {
     using Entries = std::decay_t<decltype(entries)>;
     const auto gather =
         num_clusters == 2 ? gather_clusters<2, T, Entries> : gather_clusters<0, T, Entries>;
@@ -131,7 +132,7 @@ struct Memory {
 template <class T, class Factor>
 void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const GatheredRows<T>& rows,
                      int64_t count, int64_t num_clusters, const T* assign, const T* clusters,
-                     const Factor& factor, T* products, T* sums_out) {
+                     const Factor& factor, T* products, const OutputRows<T>& sums_out) {
   using A = Acc<T>;
   const int64_t width = num_clusters * rows.channels;
   const int64_t num_blocks = (count + kBlockRows - 1) / kBlockRows;
@@ -190,6 +191,8 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
     scale_rows(executor, graph.num_nodes, channels, factors<A>(update.local_factor), grad, grad_x);
     scaled = grad_x;
   }
+  const auto grad_clusters =
+      output_rows<T>(call.grad_clusters, graph.num_egos * num_clusters, channels);
   const auto solve = [&](const Executor& blocks, Memory<A>& memory, int64_t ego) {
     const int64_t begin = rowptr[ego], end = rowptr[ego + 1];
     const GatheredRows<T> rows{scaled, channels, graph.member, graph.num_slots, begin};
@@ -199,7 +202,7 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
         static_cast<const T*>(call.assign) + begin * num_clusters,
         static_cast<const T*>(call.clusters) + ego * num_clusters * channels,
         [=](int64_t) { return weight; }, static_cast<T*>(call.grad_assign) + begin * num_clusters,
-        static_cast<T*>(call.grad_clusters) + ego * num_clusters * channels);
+        grad_clusters + ego * num_clusters * channels);
   };
   const SerialExecutor serial;
   for_each_segment(
@@ -218,7 +221,7 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
       update.num_global, static_cast<const T*>(update.global_assign),
       static_cast<const T*>(update.global_message),
       [=](int64_t node) { return global_factor[node]; }, static_cast<T*>(call.grad_global_assign),
-      static_cast<T*>(call.grad_global_message));
+      output_rows<T>(call.grad_global_message, update.num_global, channels));
   scale_rows(executor, graph.num_nodes, channels, factors<A>(update.x_factor), grad, grad_x);
 }
 

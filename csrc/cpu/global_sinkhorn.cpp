@@ -11,7 +11,7 @@ namespace {
 
 // Every node is in the one problem, at the slot of its own number.
 struct OneProblem {
-  static constexpr int64_t count = 0;  // nothing to prefetch
+  static constexpr int64_t count = 0, distance = 0;  // nothing to prefetch
   DCGNN_INLINE int64_t problem(int64_t) const { return 0; }
   DCGNN_INLINE int64_t slot(int64_t node) const { return node; }
   DCGNN_INLINE void prefetch(int64_t) const {}

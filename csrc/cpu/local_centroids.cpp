@@ -52,8 +52,8 @@ void run_forward(const CentroidsForward& call, const Executor& executor) {
   const T* z = static_cast<const T*>(call.z);
   const GatheredRows<T> all_rows{z, channels, member, graph.num_slots, 0};
 
-  // The sums of every group's rows, without their origin, over the slots [begin, end) of an ego; K =
-  // 1: the sum of the whole ego.
+  // The sums of every group's rows, without their origin, over the slots [begin, end) of an ego; K
+  // = 1: the sum of the whole ego.
   const auto sum_block = [&](int64_t ego, int64_t begin, int64_t end, A* sums) {
     const GatheredRows<T> rows = all_rows.from(begin);
     const T* own = z + ego * channels;
@@ -130,8 +130,9 @@ void run_backward(const CentroidsBackward& call, const Executor& executor) {
     const T* rows = grad + ego * width;
     prefetch_row(groups > 0 ? rows + channels : rows, channels);
   };
-  const TransposeEntries<IndexArray, std::decay_t<decltype(fetch)>> entries{graph.ego, graph.slot,
-                                                                            graph.num_slots, fetch};
+  const TransposeEntries<IndexArray, std::decay_t<decltype(fetch)>> entries{
+      graph.ego, graph.slot, graph.num_slots, fetch,
+      prefetch_distance(channels * static_cast<int64_t>(sizeof(T)))};
   const auto sum_block = [&](int64_t node, int64_t begin, int64_t end, A* sums) {
     for_each_slice<A, kSliceVectors>(channels, [&](auto slice) {
       constexpr int NV = decltype(slice)::kVectors;

@@ -119,10 +119,12 @@ bool run_forward(const SinkhornForward& call, const Executor& executor) {
 }
 
 // The nodes' part of the backward: gather(entries, node, begin, end, sums) over the transpose.
+// fetch: of so many rows.
 template <class T, class Fetch, class Gather, class Write>
-void gather_nodes(const GraphView& graph, int64_t channels, const Executor& executor,
+void gather_nodes(const GraphView& graph, int64_t channels, const Executor& executor, int64_t rows,
                   const Fetch& fetch, const Gather& gather, const Write& write) {
-  with_transpose_entries(graph, fetch, [&](const auto& entries) {
+  const int64_t fetched = rows * channels * static_cast<int64_t>(sizeof(T));
+  with_transpose_entries(graph, fetched, fetch, [&](const auto& entries) {
     sum_segment_blocks<Acc<T>>(
         graph.colptr, graph.num_nodes, channels, executor,
         [&](int64_t node, int64_t begin, int64_t end, Acc<T>* sums) {
@@ -140,16 +142,16 @@ void for_each_part(const GraphView& graph, int64_t part, const Executor& executo
     visit(graph, 0, graph.num_egos);
     return;
   }
-  const auto run = [&](auto cutter) {
+  const auto run = [&](auto parts) {
     for (int64_t first = 0; first < graph.num_egos; first += part) {
       const int64_t last = first + part < graph.num_egos ? first + part : graph.num_egos;
-      visit(cutter.cut(graph, first, last, executor), first, last);
+      visit(parts.cut(last), first, last);
     }
   };
   if (graph.ego.wide) {
-    run(TransposePart<int64_t>());
+    run(TransposeParts<int64_t>(graph, executor));
   } else {
-    run(TransposePart<int32_t>());
+    run(TransposeParts<int32_t>(graph, executor));
   }
 }
 
@@ -198,7 +200,7 @@ void run_pair_backward(const SinkhornBackward& call, const Executor& executor) {
 
     const T* rows = table.data;
     gather_nodes<T>(
-        graph, channels, executor,
+        graph, channels, executor, kPairRows,
         [=](int64_t ego, int64_t slot) {
           prefetch_row(rows + (ego - first) * kPairRows * channels, kPairRows * channels);
           prefetch_line(coefficients + slot * 2);
@@ -244,7 +246,7 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
                     static_cast<T*>(call.grad_centroids) + ego * width);
   });
   gather_nodes<T>(
-      egos.graph, channels, executor,
+      egos.graph, channels, executor, 2 * clusters,
       [=](int64_t ego, int64_t slot) {
         prefetch_row(centroids + ego * width, width);
         if (grad_clusters != nullptr) prefetch_row(grad_clusters + ego * width, width);

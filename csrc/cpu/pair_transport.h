@@ -545,9 +545,6 @@ extern template class PairSolver<float>;
 extern template class PairSolver<double>;
 extern template class PairSolver<BFloat16>;
 
-// By then the coefficient that marks a slot has come.
-constexpr int64_t kPrefetchMarked = 6;
-
 // grad_z of a node: the sum over its entries of Q U + m d + V, and w (z_i - c_1) in marked slots.
 // The table begins with problem table_begin; first_centroids[problem * first_stride] is c_1.
 template <class T, class Entries>
@@ -562,8 +559,13 @@ void gather_pair_gradient(const Entries& entries, int64_t begin, int64_t end, in
     for (int64_t k = begin; k < end; ++k) {
       if (slice.first == 0) {
         entries.prefetch(k);
-        if (k + kPrefetchMarked < entries.count) {
-          const int64_t soon = k + kPrefetchMarked;
+        if (k + 1 < entries.count) {  // so many lines take long from the second cache, too
+          prefetch_row<kNearestCache>(
+              table + (entries.problem(k + 1) - table_begin) * kPairRows * channels,
+              kPairRows * channels);
+        }
+        const int64_t soon = k + entries.distance / 2;  // the coefficient that marks it has come
+        if (soon < entries.count) {
           if (std::signbit(coefficients[entries.slot(soon) * 2])) {
             prefetch_row(first_centroids + entries.problem(soon) * first_stride, channels);
           }

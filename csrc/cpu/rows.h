@@ -138,25 +138,35 @@ DCGNN_INLINE void write_rows(const Out& out, const A* values, int64_t count, int
 // So many accumulators leave registers for weights on every instruction set.
 constexpr int kSliceVectors = 8;
 
+// Rows that are gathered are asked for into the second cache: the nearest one can wait for too few
+// lines at a time to keep the memory busy.
+constexpr int kNearestCache = 3, kSecondCache = 2;
+
 // gcc takes a function that only prefetches for one without effect and drops the calls to it that
 // it has not inlined; the empty statement is an effect.
+template <int kLocality = kSecondCache>
 DCGNN_INLINE void prefetch_line(const void* address) {
-  __builtin_prefetch(address);
+  __builtin_prefetch(address, 0, kLocality);
   asm volatile("");
 }
 
-template <class T>
+template <int kLocality = kSecondCache, class T>
 DCGNN_INLINE void prefetch_row(const T* row, int64_t count) {
   const char* bytes = reinterpret_cast<const char*>(row);
   const char* const end = bytes + count * static_cast<int64_t>(sizeof(T));
   for (; bytes + 256 <= end; bytes += 256) {
-    for (int line = 0; line < 4; ++line) prefetch_line(bytes + 64 * line);
+    for (int line = 0; line < 4; ++line) prefetch_line<kLocality>(bytes + 64 * line);
   }
-  for (; bytes < end; bytes += 64) prefetch_line(bytes);
+  for (; bytes < end; bytes += 64) prefetch_line<kLocality>(bytes);
 }
 
-// A random row costs a cache miss or two; asking for it this many rows ahead hides most of it.
-constexpr int64_t kPrefetchRows = 12;
+// How many items of `bytes` to ask ahead: some 8 KB of them, 4 to 64 items; a power of two, which
+// takes no division.
+DCGNN_INLINE int64_t prefetch_distance(int64_t bytes) {
+  const int magnitude = 64 - __builtin_clzll(static_cast<unsigned long long>(bytes) | 1);
+  const int exponent = 14 - magnitude;
+  return int64_t{1} << (exponent < 2 ? 2 : exponent > 6 ? 6 : exponent);
+}
 
 // Rows named by the entries 0, 1, ... of an array of `left` 32-bit numbers. Prefetching may run
 // past the last row of a visit, into the next ego's.
@@ -166,10 +176,11 @@ struct NarrowRows {
   int64_t channels;
   const int32_t* index;
   int64_t left;
+  int64_t distance = prefetch_distance(channels * static_cast<int64_t>(sizeof(T)));
 
   DCGNN_INLINE const T* row(int64_t k) const { return base + int64_t{index[k]} * channels; }
   DCGNN_INLINE void prefetch(int64_t k) const {
-    const int64_t ahead = k + kPrefetchRows;
+    const int64_t ahead = k + distance;
     if (ahead < left) prefetch_row(row(ahead), channels);
   }
 };
@@ -185,7 +196,7 @@ struct GatheredRows {
 
   DCGNN_INLINE const T* row(int64_t k) const { return base + index[begin + k] * channels; }
   DCGNN_INLINE void prefetch(int64_t k) const {
-    const int64_t ahead = k + kPrefetchRows;
+    const int64_t ahead = k + prefetch_distance(channels * static_cast<int64_t>(sizeof(T)));
     if (begin + ahead < index_end) prefetch_row(row(ahead), channels);
   }
   GatheredRows from(int64_t k) const { return {base, channels, index, index_end, begin + k}; }

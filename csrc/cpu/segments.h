@@ -78,11 +78,8 @@ void sum_segments(IndexArray ptr, int64_t num_segments, int64_t channels, T* out
                              });
 }
 
-// An entry of the transpose costs more misses than a row.
-constexpr int64_t kPrefetchEntries = 16;
-
 // The entries of the transpose: entry k is a node at CSR position slot[k] of the ego ego[k].
-// fetch(ego, slot) asks for what an entry will need, kPrefetchEntries ahead. Index: IndexArray or
+// fetch(ego, slot) asks for what an entry will need, `distance` ahead. Index: IndexArray or
 // const int32_t*.
 template <class Index, class Fetch>
 struct TransposeEntries {
@@ -90,10 +87,11 @@ struct TransposeEntries {
   Index position;
   int64_t count;
   Fetch fetch;
+  int64_t distance;
   DCGNN_INLINE int64_t problem(int64_t k) const { return ego[k]; }
   DCGNN_INLINE int64_t slot(int64_t k) const { return position[k]; }
   DCGNN_INLINE void prefetch(int64_t k) const {
-    const int64_t ahead = k + kPrefetchEntries;
+    const int64_t ahead = k + distance;
     if (ahead < count) fetch(ego[ahead], position[ahead]);
   }
 };
@@ -124,66 +122,80 @@ struct GraphView {
 };
 
 // visit(entries) with the transpose's entries, with fetch(ego, slot) to ask for what an entry will
-// need.
+// need, some `bytes`.
 template <class Fetch, class Visit>
-void with_transpose_entries(const GraphView& graph, const Fetch& fetch, const Visit& visit) {
+void with_transpose_entries(const GraphView& graph, int64_t bytes, const Fetch& fetch,
+                            const Visit& visit) {
+  const int64_t distance = prefetch_distance(bytes);
   const int32_t* ego = graph.ego.narrow();
   const int32_t* slot = graph.slot.narrow();
   if (ego != nullptr && slot != nullptr) {
-    visit(TransposeEntries<const int32_t*, Fetch>{ego, slot, graph.num_entries, fetch});
+    visit(TransposeEntries<const int32_t*, Fetch>{ego, slot, graph.num_entries, fetch, distance});
   } else {
-    visit(TransposeEntries<IndexArray, Fetch>{graph.ego, graph.slot, graph.num_entries, fetch});
+    visit(TransposeEntries<IndexArray, Fetch>{graph.ego, graph.slot, graph.num_entries, fetch,
+                                              distance});
   }
 }
 
-// The transpose of a graph, cut down to the entries of some egos.
+// The transpose of a graph, cut into the entries of consecutive ranges of egos. The egos of a node
+// ascend, so that every entry is looked at once.
 template <class Index>
-class TransposePart {
+class TransposeParts {
  public:
-  // The graph with the entries of the egos [first, last) alone; it lives until the next call.
-  GraphView cut(GraphView graph, int64_t first, int64_t last, const Executor& executor) {
-    Index* colptr = colptr_.reserve(graph.num_nodes + 1);
-    const int64_t num_tasks = (graph.num_nodes + kBlockRows - 1) / kBlockRows;
-    const auto for_each_node = [&](const auto& body) {
-      executor.run(num_tasks, [&](int64_t begin, int64_t end) {
-        const int64_t stop = end * kBlockRows;
-        const int64_t most = stop < graph.num_nodes ? stop : graph.num_nodes;
-        for (int64_t node = begin * kBlockRows; node < most; ++node) body(node);
-      });
-    };
-    const Index* all_egos = static_cast<const Index*>(graph.ego.data);
-    const Index* all_slots = static_cast<const Index*>(graph.slot.data);
-    const IndexArray ends = graph.colptr;
-    // How many of a node's entries are of egos below `ego`; the egos of a node ascend.
-    const auto below = [=](int64_t node, int64_t ego) {
-      const int64_t begin = ends[node], end = ends[node + 1];
-      int64_t count = 0;
-      for (int64_t k = begin; k < end; ++k) count += all_egos[k] < ego;
-      return count;
-    };
+  TransposeParts(const GraphView& graph, const Executor& executor)
+      : graph_(graph), executor_(executor) {
+    Index* next = next_.reserve(graph.num_nodes);
+    for_each_node([&](int64_t node) { next[node] = static_cast<Index>(graph_.colptr[node]); });
+  }
+
+  // The graph with the entries of the egos up to `last` that no part has had yet; it lives until
+  // the next call.
+  GraphView cut(int64_t last) {
+    GraphView part = graph_;
+    Index* next = next_.reserve(graph_.num_nodes);
+    Index* colptr = colptr_.reserve(graph_.num_nodes + 1);
+    const Index* all_egos = static_cast<const Index*>(graph_.ego.data);
+    const Index* all_slots = static_cast<const Index*>(graph_.slot.data);
+    const IndexArray ends = graph_.colptr;
     colptr[0] = 0;
     for_each_node([&](int64_t node) {
-      colptr[node + 1] = static_cast<Index>(below(node, last) - below(node, first));
+      const int64_t begin = next[node], end = ends[node + 1];
+      int64_t k = begin;
+      while (k < end && all_egos[k] < last) ++k;
+      colptr[node + 1] = static_cast<Index>(k - begin);
     });
-    for (int64_t node = 0; node < graph.num_nodes; ++node) colptr[node + 1] += colptr[node];
-    graph.num_entries = colptr[graph.num_nodes];
-    Index* ego = ego_.reserve(graph.num_entries);
-    Index* slot = slot_.reserve(graph.num_entries);
+    for (int64_t node = 0; node < graph_.num_nodes; ++node) colptr[node + 1] += colptr[node];
+    part.num_entries = colptr[graph_.num_nodes];
+    Index* ego = ego_.reserve(part.num_entries);
+    Index* slot = slot_.reserve(part.num_entries);
     for_each_node([&](int64_t node) {
-      int64_t from = ends[node] + below(node, first);
+      int64_t from = next[node];
       for (int64_t k = colptr[node]; k < colptr[node + 1]; ++k, ++from) {
         ego[k] = all_egos[from];
         slot[k] = all_slots[from];
       }
+      next[node] = static_cast<Index>(from);
     });
-    graph.colptr.data = colptr;
-    graph.ego.data = ego;
-    graph.slot.data = slot;
-    return graph;
+    part.colptr.data = colptr;
+    part.ego.data = ego;
+    part.slot.data = slot;
+    return part;
   }
 
  private:
-  Buffer<Index> colptr_, ego_, slot_;
+  template <class Body>
+  void for_each_node(const Body& body) const {
+    executor_.run((graph_.num_nodes + kBlockRows - 1) / kBlockRows,
+                  [&](int64_t begin, int64_t end) {
+                    const int64_t stop = end * kBlockRows;
+                    const int64_t last = stop < graph_.num_nodes ? stop : graph_.num_nodes;
+                    for (int64_t node = begin * kBlockRows; node < last; ++node) body(node);
+                  });
+  }
+
+  const GraphView graph_;
+  const Executor& executor_;
+  Buffer<Index> next_, colptr_, ego_, slot_;
 };
 
 }  // namespace dcgnn::cpu::DCGNN_ISA
