@@ -559,11 +559,6 @@ void gather_pair_gradient(const Entries& entries, int64_t begin, int64_t end, in
     for (int64_t k = begin; k < end; ++k) {
       if (slice.first == 0) {
         entries.prefetch(k);
-        if (k + 1 < entries.count) {  // so many lines take long from the second cache, too
-          prefetch_row<kNearestCache>(
-              table + (entries.problem(k + 1) - table_begin) * kPairRows * channels,
-              kPairRows * channels);
-        }
         const int64_t soon = k + entries.distance / 2;  // the coefficient that marks it has come
         if (soon < entries.count) {
           if (std::signbit(coefficients[entries.slot(soon) * 2])) {

@@ -138,26 +138,23 @@ DCGNN_INLINE void write_rows(const Out& out, const A* values, int64_t count, int
 // So many accumulators leave registers for weights on every instruction set.
 constexpr int kSliceVectors = 8;
 
-// Rows that are gathered are asked for into the second cache: the nearest one can wait for too few
-// lines at a time to keep the memory busy.
-constexpr int kNearestCache = 3, kSecondCache = 2;
-
 // gcc takes a function that only prefetches for one without effect and drops the calls to it that
-// it has not inlined; the empty statement is an effect.
-template <int kLocality = kSecondCache>
+// it has not inlined; the empty statement is an effect. Lines come into the second cache: the
+// nearest one can wait for too few at a time to keep the memory busy.
 DCGNN_INLINE void prefetch_line(const void* address) {
-  __builtin_prefetch(address, 0, kLocality);
+  constexpr int kRead = 0, kSecondCache = 2;
+  __builtin_prefetch(address, kRead, kSecondCache);
   asm volatile("");
 }
 
-template <int kLocality = kSecondCache, class T>
+template <class T>
 DCGNN_INLINE void prefetch_row(const T* row, int64_t count) {
   const char* bytes = reinterpret_cast<const char*>(row);
   const char* const end = bytes + count * static_cast<int64_t>(sizeof(T));
   for (; bytes + 256 <= end; bytes += 256) {
-    for (int line = 0; line < 4; ++line) prefetch_line<kLocality>(bytes + 64 * line);
+    for (int line = 0; line < 4; ++line) prefetch_line(bytes + 64 * line);
   }
-  for (; bytes < end; bytes += 64) prefetch_line<kLocality>(bytes);
+  for (; bytes < end; bytes += 64) prefetch_line(bytes);
 }
 
 // How many items of `bytes` to ask ahead: some 8 KB of them, 4 to 64 items; a power of two, which
