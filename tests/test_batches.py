@@ -442,6 +442,19 @@ def test_inference_in_chunks_is_the_forward(chunk_size):
         torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", [{}, {"ego_readout": True, "norm": "batch", "residual": True}], ids=str)
+def test_inference_in_chunks_under_autocast(options):
+    data = sampled_graph()
+    torch.manual_seed(0)
+    model = DCGNN(4, 6, 2, 4, num_layers=2, **options).eval()
+    for batch in (None, torch.zeros(40, dtype=torch.int64)):
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = model(data.x.float(), data.edge_index, batch=batch)
+            out = model.inference(data.x.float(), data.edge_index, 7, batch=batch)
+        assert out.dtype == expected.dtype == torch.bfloat16
+        torch.testing.assert_close(out, expected, rtol=0.05, atol=0.02)
+
+
 def test_training_on_batches_learns_resumes_and_is_told_apart(tmp_path):
     data = load_graph("sbm:num_nodes=120,homophily=0.9,signal=2.0,num_features=8")
     batches = BatchConfig(num_neighbors=(5, 5), batch_size=16, chunk_size=50)

@@ -29,6 +29,7 @@ from dcgnn.distributed.halo import sum_over_ranks
 from dcgnn.distributed.topology import PartTopology
 from dcgnn.distributed.transport import sharded_sinkhorn
 from dcgnn.engines import BatchConfig, GraphShare
+from dcgnn.nn.inference import chunked_propagate
 from dcgnn.partition import make_part, owners
 from dcgnn.training import TrainConfig, train
 from dcgnn_kernels import EgoGraph, reference
@@ -77,7 +78,7 @@ def model_for(data: GraphData) -> DCGNN:
 
 
 CONFIG = TrainConfig(epochs=20, lr=0.02, ortho_weight=0.3, sim_weight=0.2)
-BATCHES = BatchConfig(num_neighbors=(4, 4), batch_size=8)
+BATCHES = BatchConfig(num_neighbors=(4, 4), batch_size=8, chunk_size=20)
 
 
 def work(rank: int, world: int, folder: str) -> None:
@@ -151,6 +152,10 @@ def check_layer(graph: EgoGraph, world: int, method: str, options: dict, given: 
     dist.all_reduce(sent)
     channels, exchanges = 5 * 2 * 2, 2  # two layers, forward and backward; and two exchanges of a factor
     assert int(sent) == 8 * int(rows[0]) * (channels + exchanges - 1)
+
+    # Inference in chunks, of 4, 1, all and 3 nodes on the ranks: they need not have equally many.
+    found = chunked_propagate(split.eval(), own.detach(), topology, (4, 1, 40, 3)[dist.get_rank()])
+    torch.testing.assert_close(found, whole.eval()(x, graph)[part.own].detach(), **TOLERANCE)
 
 
 def check_transport() -> None:
@@ -254,7 +259,7 @@ def check_data_parallel(folder: Path, world: int) -> None:
     total = flat.clone()
     dist.all_reduce(total)
     torch.testing.assert_close(total, world * flat)
-    # Scores are those of the whole graph on one process.
+    # Scores are those of the whole graph on one process; a rank has its part of it in chunks, too.
     logits = model.inference(data.x, data.edge_index)
     right = (logits.argmax(1) == data.y)[data.test_mask].double().mean()
     assert result.test_metric == pytest.approx(float(right), abs=1e-12)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from dcgnn import DCGNN, DCConv, DCMsgPassing
+from dcgnn.nn.topology import Topology
 from dcgnn_kernels import EgoGraph
 
 Edges = list[tuple[int, int]]
@@ -535,6 +536,14 @@ def test_cached_keeps_the_first_graph() -> None:
     conv.reset_parameters()
     conv.load_state_dict(plain.state_dict())
     assert torch.equal(conv(x, other), plain(x, other)), "reset_parameters forgets the graph"
+
+
+def test_cached_takes_a_topology_as_it_is() -> None:
+    x, edge_index = directed_input()
+    conv, plain = full_conv(cached=True), full_conv()
+    for edges in (edge_index, edge_index.flip(0)):
+        topology = Topology(EgoGraph.from_edge_index(edges, x.size(0)))
+        assert torch.equal(conv(x, topology), plain(x, edges))
 
 
 def test_cached_graph_of_another_size_is_refused() -> None:

@@ -162,8 +162,10 @@ class MiniBatches(FullBatch):
         if self.share is not None:
             # Running statistics differ between ranks after a step; rank 0's model is scored and saved.
             launch.broadcast_module(self.model)
-            return self.model(self.share.x, self.share.topology)
-        return self.model.inference(self.data.x, self.graph, self.batches.chunk_size)  # type: ignore[operator]
+            x, graph = self.share.x, self.share.topology
+        else:
+            x, graph = self.data.x, self.graph
+        return self.model.inference(x, graph, self.batches.chunk_size)  # type: ignore[operator]
 
     def score(self, logits: Tensor, field: str) -> tuple[float, float]:
         return super().score(logits, field) if self.share is None else self.share.score(logits, field)

@@ -138,12 +138,21 @@ def make_part(graph: EgoGraph, owner: Tensor, index: int) -> Part:
     )
 
 
-def chunks(graph: EgoGraph, chunk_size: int) -> list[Part]:
-    """The graph in consecutive parts of at most ``chunk_size`` nodes of their own."""
+def chunks(graph: EgoGraph, chunk_size: int, nodes: Tensor | None = None) -> list[Part]:
+    """The graph in consecutive parts of at most ``chunk_size`` nodes of their own.
+
+    Args:
+        graph: the whole graph.
+        chunk_size: most nodes of a part.
+        nodes: the nodes to share out, ascending; None: all. The others are in halos alone.
+    """
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be positive, got {chunk_size}")
-    owner = torch.arange(graph.num_nodes, device=graph.device) // chunk_size
-    return [make_part(graph, owner, index) for index in range(-(-graph.num_nodes // chunk_size))]
+    count = graph.num_nodes if nodes is None else nodes.numel()
+    owner = torch.arange(count, device=graph.device) // chunk_size
+    if nodes is not None:
+        owner = owner.new_full((graph.num_nodes,), -1).index_copy(0, nodes, owner)
+    return [make_part(graph, owner, index) for index in range(-(-count // chunk_size))]
 
 
 def edge_cut(graph: EgoGraph, owner: Tensor) -> float:

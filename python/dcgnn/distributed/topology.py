@@ -51,6 +51,14 @@ class PartTopology(Topology):
     def own(self, rows: Tensor) -> Tensor:
         return rows[self.part.own_rows]
 
+    @property
+    def own_rows(self) -> Tensor:
+        return self.part.own_rows
+
+    def spread(self, own: Tensor) -> Tensor:
+        rows = own.new_zeros(self.part.nodes.numel(), *own.shape[1:])
+        return rows.index_copy(0, self.part.own_rows, own)
+
     def complete(self, rows: Tensor) -> Tensor:
         return self.halo.reduce(rows)
 
@@ -68,8 +76,7 @@ class PartTopology(Topology):
     ) -> Tensor:
         # Halo rows take part in no global sum here: their factor is 0.
         if global_assign.size(0) != x.size(0):
-            rows = global_assign.new_zeros(x.size(0), global_assign.size(1))
-            global_assign = rows.index_copy(0, self.part.own_rows, global_assign)
+            global_assign = self.spread(global_assign)
         return super().update(x, global_assign, global_message, assign, message, factors)
 
     def problem_sizes(self) -> int:

@@ -11,6 +11,7 @@ from torch_geometric.nn.inits import zeros
 from dcgnn.nn.checks import check_count, check_features, check_finite
 from dcgnn.nn.messages import Linear
 from dcgnn.nn.msg_passing import DCMsgPassing
+from dcgnn.nn.topology import Topology
 from dcgnn_kernels import EgoGraph
 
 
@@ -83,7 +84,7 @@ class DCConv(torch.nn.Module):
         """Runs the layer; see the class for the shapes."""
         check_features(x, self.in_channels)
         graph = edge_index
-        if self.cached:
+        if self.cached and not isinstance(edge_index, Topology):  # which keeps its graph itself
             if self._graph is None:
                 self._graph = EgoGraph.from_edge_index(edge_index, x.size(0))
             graph = self._graph

@@ -16,31 +16,45 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def chunked_propagate(layers: DCMsgPassing, x: Tensor, whole: Topology, chunk_size: int) -> Tensor:
-    """What ``layers`` give for ``x`` on the whole graph or batch, with at most ``chunk_size`` egos at a time.
+    """What ``layers`` give for ``x`` on the whole graph, batch or part, with at most ``chunk_size`` egos at a
+    time.
 
     A chunk's egos give to all nodes that they hold; every ego is solved once, and the sums at the nodes are
-    complete after the last chunk. The order of those sums is all that differs from one pass.
+    complete after the last chunk. The order of those sums is all that differs from one pass. Of a part that
+    is one of several ranks', each rank goes through its own chunks; the ranks meet where they do in one pass.
     """
-    parts = chunks(whole.graph, chunk_size)
+    if whole.num_nodes <= chunk_size:
+        return layers(x, whole)
+    parts = chunks(whole.graph, chunk_size, whole.own_rows)
     topologies = [whole.restricted(part) for part in parts]
     factors = [_factors_of(part, layers._factors(whole, x.dtype)) for part in parts]
     carried: list[Any] = [None] * len(parts)
     z, global_clusters = x, layers.global_embedding
+    inputs: Any = None
     for index, block in enumerate(layers.blocks):
         global_assign, global_clusters = layers._solve_global(index, z, global_clusters, whole)
-        total = torch.zeros_like(z)
+        if global_assign is not None:
+            global_assign = whole.spread(global_assign)
+        rows = whole.members(z)
+        inputs = rows if index == 0 else inputs
+        total: Any = None
+        readouts: Any = None
         for number, part in enumerate(parts):
             share = None if global_assign is None else global_assign[part.nodes]
-            inputs = x[part.nodes], z[part.nodes], share, global_clusters, _spread(part, carried[number])
-            updated, _, clusters, readout = layers._update(
-                index, *inputs, topologies[number], factors[number]
-            )
+            start = _spread(part, carried[number])
+            given = inputs[part.nodes], rows[part.nodes], share, global_clusters, start
+            updated, _, clusters, readout = layers._update(index, *given, topologies[number], factors[number])
             if layers.local_init == "carry" and clusters is not None:
                 carried[number] = clusters[part.own_rows]
+            if total is None:  # not like z: autocast mixes dtypes
+                total = updated.new_zeros(rows.size(0), *updated.shape[1:])
             total.index_add_(0, part.nodes, updated)
             if readout is not None:
-                total.index_add_(0, part.own, readout[part.own_rows])
-        z = block(total, z)
+                if readouts is None:
+                    readouts = readout.new_zeros(rows.size(0), *readout.shape[1:])
+                readouts[part.own] = readout[part.own_rows]
+        updated = whole.complete(total)
+        z = block(updated if readouts is None else updated + whole.own(readouts), z)
     return z
 
 

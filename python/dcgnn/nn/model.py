@@ -153,9 +153,9 @@ class DCGNN(torch.nn.Module):
         batch: Tensor | None = None,
         num_graphs: int | None = None,
     ) -> Tensor:
-        """Logits ``[N, C]`` of the whole graph or batch as in evaluation mode, with all neighbours, layer by
-        layer and at most ``chunk_size`` egos at a time: equal to one forward, but assignments and, unless
-        they are carried from layer to layer, clusters are in memory for one chunk alone.
+        """Logits ``[N, C]`` of the whole graph, batch or part as in evaluation mode, with all neighbours,
+        layer by layer and at most ``chunk_size`` egos at a time: equal to one forward, but assignments and,
+        unless they are carried from layer to layer, clusters are in memory for one chunk alone.
         """
         was_training = self.training
         self.eval()

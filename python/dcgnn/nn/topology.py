@@ -48,6 +48,15 @@ class Topology:
         """The nodes' own rows among those of ``graph``."""
         return rows
 
+    @property
+    def own_rows(self) -> Tensor | None:
+        """The nodes' own rows among those of ``graph``, ascending; None: all rows are."""
+        return None
+
+    def spread(self, own: Tensor) -> Tensor:
+        """The nodes' own ``own`` at their rows, 0 at the others."""
+        return own
+
     def complete(self, rows: Tensor) -> Tensor:
         """Sums over egos that are whole, from those over the egos that are here."""
         return rows
