@@ -29,6 +29,7 @@ from dcgnn.distributed.halo import sum_over_ranks
 from dcgnn.distributed.topology import PartTopology
 from dcgnn.distributed.transport import sharded_sinkhorn
 from dcgnn.engines import BatchConfig, GraphShare
+from dcgnn.metrics import score
 from dcgnn.nn.inference import chunked_propagate
 from dcgnn.partition import make_part, owners
 from dcgnn.training import TrainConfig, train
@@ -91,6 +92,8 @@ def work(rank: int, world: int, folder: str) -> None:
         check_equal_rows(world)
         check_transport()
         check_helpers(world)
+        check_scores(world)
+        check_memory(world)
         check_training(Path(folder), world)
         check_data_parallel(Path(folder), world)
     finally:
@@ -188,7 +191,7 @@ def check_helpers(world: int) -> None:
     rank, device = dist.get_rank(), torch.device("cpu")
     assert launch.any_rank(rank == world - 1, device)
     assert not launch.any_rank(False, device)
-    assert launch.sum_of_ranks(1.5, device) == 1.5 * world
+    assert launch.sum_of_ranks([1.5, -1], device) == [1.5 * world, -world]
     gathered = launch.gather_rows(torch.full((rank, 2), float(rank)))
     if rank == 0:
         assert gathered is not None
@@ -226,6 +229,54 @@ def check_training(folder: Path, world: int) -> None:
     torch.testing.assert_close(
         torch.tensor(resumed.history.loss, dtype=torch.float64), wanted["loss"], **TOLERANCE
     )
+
+
+def check_memory(world: int) -> None:
+    """What a rank keeps from forward to backward is its share, on a graph that can be cut well."""
+    nodes = torch.arange(4000)
+    graph = EgoGraph.from_edge_index(both_ways(torch.stack([nodes, (nodes + 1) % 4000])), 4000)
+    topology = PartTopology(make_part(graph, owners(graph, world, "range"), dist.get_rank()))
+    torch.manual_seed(7)
+    model, x = DCMsgPassing(16, 4, 2), torch.randn(4000, 16, requires_grad=True)
+    whole = kept_for_backward(lambda: model(x, graph))
+    own = x.detach()[topology.part.own].requires_grad_()
+    kept = kept_for_backward(lambda: model(own, topology))
+    # A part keeps some rows twice: with the halo for the egos, without it for the global problem.
+    assert kept < 1.5 * whole / world, f"{kept} of {whole} bytes on one of {world} ranks"
+
+
+def kept_for_backward(forward: Callable[[], Tensor]) -> int:
+    sizes: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = forward()
+    assert out.requires_grad
+    return sum(sizes.values())
+
+
+def check_scores(world: int) -> None:
+    """Sums over ranks, of which some have nothing to score, give what one process finds; ROC AUC collects."""
+    collected = []
+    gather_rows = launch.gather_rows
+    for name in ("sbm:num_nodes=96,num_classes=4,num_features=5", "minesweeper-synthetic:rows=8,cols=12"):
+        data = load_graph(name)
+        mask = torch.arange(data.num_nodes) < 20  # of ranges: all of them at rank 0
+        share = GraphShare.of(replace(data, val_mask=mask), "range")
+        torch.manual_seed(6)
+        logits = torch.randn(data.num_nodes, data.num_classes)
+        wanted = torch.nn.functional.cross_entropy(logits[mask], data.y[mask]).item()
+        metric = score(logits[mask], data.y[mask], data.metric)
+        launch.gather_rows = lambda rows: collected.append(rows.dim()) or gather_rows(rows)
+        try:
+            found = share.score(logits[share.topology.part.own], "val_mask")
+        finally:
+            launch.gather_rows = gather_rows
+        assert found == pytest.approx((wanted, metric), rel=1e-6)
+        assert collected == ([] if data.metric == "accuracy" else [1, 1])
 
 
 def check_data_parallel(folder: Path, world: int) -> None:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dcgnn.data.graph_data import GraphData
 from dcgnn.distributed import launch
 from dcgnn.losses import orthogonality_loss, training_loss
-from dcgnn.metrics import check_scorable, score
+from dcgnn.metrics import area_under_roc, check_scorable, margins, score
 from dcgnn.nn.model import DCGNN
 from dcgnn.partition import make_part, owners
 from dcgnn_kernels import EgoGraph
@@ -154,7 +154,7 @@ class MiniBatches(FullBatch):
             yield self._loss(self.wrapped, batch.x, batch.edge_index, batch.y, seeds)
 
     def total(self, loss: Tensor) -> float:
-        return launch.sum_of_ranks(loss.item(), self.device) / launch.world_size()
+        return launch.sum_of_ranks([loss.item()], self.device)[0] / launch.world_size()
 
     @torch.no_grad()
     def predict(self) -> Tensor:
@@ -240,11 +240,21 @@ class GraphShare:
         return dataclasses.replace(self, topology=self.topology.to(device), **moved)
 
     def score(self, logits: Tensor, field: str) -> tuple[float, float]:
-        """Cross entropy and metric of the masked nodes of all ranks."""
-        mask = self.masks()[field]
-        chosen, labels = launch.gather_rows(logits[mask]), launch.gather_rows(self.y[mask])
-        found = None if chosen is None or labels is None else _score(chosen, labels, self.metric)
-        return launch.broadcast_object(found, logits.device)
+        """Cross entropy and metric of the masked nodes of all ranks, from sums over the ranks' own nodes.
+
+        ROC AUC has no such sums: rank 0 gets a number and a label for every node of the mask.
+        """
+        mask, device = self.masks()[field], logits.device
+        chosen, labels = logits[mask], self.y[mask]
+        losses = nn.functional.cross_entropy(chosen.double(), labels, reduction="sum")
+        right = (chosen.argmax(1) == labels).sum()
+        sums = launch.sum_of_ranks([losses.item(), right.item(), labels.numel()], device)
+        loss, accuracy = sums[0] / sums[2], sums[1] / sums[2]
+        if self.metric == "accuracy":
+            return loss, accuracy
+        margin, classes = launch.gather_rows(margins(chosen)), launch.gather_rows(labels)
+        found = None if margin is None or classes is None else area_under_roc(margin, classes)
+        return loss, launch.broadcast_object(found, device)
 
 
 class Partitioned(FullBatch):
@@ -288,7 +298,7 @@ class Partitioned(FullBatch):
         yield loss
 
     def total(self, loss: Tensor) -> float:
-        return launch.sum_of_ranks(loss.item(), self.device)
+        return launch.sum_of_ranks([loss.item()], self.device)[0]
 
     def reduce_gradients(self) -> None:
         launch.sum_gradients(self.model.parameters())

@@ -21,9 +21,17 @@ def score(logits: Tensor, y: Tensor, metric: Metric) -> float:
     """
     if metric == "accuracy":
         return float((logits.argmax(dim=1) == y).double().mean())
-    # The softmax of two logits grows with their difference, so the order is the same.
-    margin = (logits[:, 1] - logits[:, 0]).double()
-    return float(roc_auc_score(y.cpu().numpy(), margin.cpu().numpy()))
+    return area_under_roc(margins(logits), y)
+
+
+def margins(logits: Tensor) -> Tensor:
+    """What ROC AUC looks at, ``[n]``: the softmax of two logits grows with their difference."""
+    return logits[:, 1] - logits[:, 0]
+
+
+def area_under_roc(margin: Tensor, y: Tensor) -> float:
+    """The area under the ROC curve of :func:`margins`."""
+    return float(roc_auc_score(y.cpu().numpy(), margin.double().cpu().numpy()))
 
 
 def check_scorable(data: GraphData) -> None:

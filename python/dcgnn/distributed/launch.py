@@ -219,13 +219,13 @@ def any_rank(flag: bool, device: torch.device) -> bool:
     return bool(value.item())
 
 
-def sum_of_ranks(value: float, device: torch.device) -> float:
-    """The sum of all ranks' numbers."""
+def sum_of_ranks(values: list[float], device: torch.device) -> list[float]:
+    """The sums of all ranks' numbers; one collective for all of them."""
     if not connected():
-        return value
-    total = torch.tensor([value], dtype=torch.float64, device=device)
+        return values
+    total = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(total)
-    return float(total.item())
+    return total.tolist()
 
 
 def broadcast_object(value: Any, device: torch.device) -> Any:
