@@ -64,11 +64,14 @@ def close(op: Callable, oracle: Callable, inputs: tuple[Tensor, ...], dtype: tor
 
 
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Egos of more than 4 members, sums of more than 8 slots are hubs; rows span several tiles."""
+    """Egos of more than 4 members, sums of more than 8 slots are hubs; rows span several tiles, and the
+    iterations of a hub several blocks of members.
+    """
     from dcgnn_kernels.triton import config, global_sinkhorn, sweep
 
     monkeypatch.setattr(config, "LONGEST", 4)
     monkeypatch.setattr(config, "HUB_TILE", 8)
+    monkeypatch.setattr(config, "HUB_BLOCK", 8)
     monkeypatch.setattr(config, "WIDEST", 8)
     monkeypatch.setattr(sweep, "WHOLE_SEGMENT", 8)
     monkeypatch.setattr(global_sinkhorn, "BLOCK", 32)

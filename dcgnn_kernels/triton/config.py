@@ -21,6 +21,7 @@ from dcgnn_kernels.triton.plan import capturing
 TILE = 4096  # numbers in a gathered tile of a program with 4 warps
 LONGEST = 256  # slots of the largest ego that one program holds
 HUB_TILE = 256  # slots in a tile of a larger one
+HUB_BLOCK = 2048  # logits of a larger one that its iterations hold at a time
 WIDEST = 1024  # channels of one tile where channels are tiled
 MOST_CLUSTERS = 1024  # local cluster-nodes of an ego
 

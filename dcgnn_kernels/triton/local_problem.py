@@ -91,7 +91,7 @@ class LocalProblem:
         return {
             "num_clusters": self.num_clusters,
             "CONVERGE": self.num_iters is None,
-            "B": max(1, min(1024, 2048 // columns)),
+            "B": max(1, config.HUB_BLOCK // max(2, columns)),
             "COLUMNS": columns,
             **compiler_options(8),
             **self.common(),
