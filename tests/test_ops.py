@@ -338,13 +338,17 @@ def test_assignments_are_softer_for_small_lambda_and_uniform_at_zero(device):
     torch.testing.assert_close(assign, uniform[:, None].expand_as(assign))
 
 
-def test_maximum_scale_sends_its_gradient_to_the_first_maximum(device):
-    """Two nodes at the same largest distance: only the first gets the scale's gradient."""
-    graph = EgoGraph.from_edge_index(*star(4)).to(device)
-    z = torch.tensor([[0.0], [2.0], [-2.0], [1.0]], dtype=torch.float64, device=device)
-    centroids = torch.zeros(4, 2, 1, dtype=torch.float64, device=device)
-    centroids[:, 1] = 0.5
-    centroids[0, 1] = 0.0  # distances from both cluster-nodes of ego 0 tie, too
+@pytest.mark.parametrize("num_leaves", [5, 2000])
+@pytest.mark.parametrize("num_clusters", [2, 3, 4])
+def test_maximum_scale_sends_its_gradient_to_the_first_maximum(num_clusters, num_leaves, device):
+    """Several members of the hub are at the same largest distance from all cluster-nodes but one: only the
+    first of them, and only one cluster-node, get the scale's gradient.
+    """
+    graph = EgoGraph.from_edge_index(*star(1 + num_leaves)).to(device)
+    z = torch.ones(1 + num_leaves, 1, dtype=torch.float64, device=device)
+    z[[2, 3, 5, num_leaves]] = -2.0
+    centroids = torch.zeros(1 + num_leaves, num_clusters, 1, dtype=torch.float64, device=device)
+    centroids[:, 1:] = 0.5
     options = (graph, 0.9, 2, "max")
     actual = values_and_grads(lambda z, c: dcgnn_kernels.local_sinkhorn(z, c, *options), (z, centroids))
     expected = values_and_grads(lambda z, c: reference.local_sinkhorn(z, c, *options), (z, centroids))
