@@ -201,6 +201,9 @@ int main(int argc, char** argv) {
     }
     run(hubs, {5, 2 * kVector, 0, false, Activation::kNone, 1});
     run(hubs, {2, 33 * kVector, 0, false, Activation::kNone, 0});
+    // A hub of more chunks than a block has warps: in the second stage a warp adds several pieces.
+    const test::TestGraph<test::Index> large(test::random_egos(1200, 5, 700, 260, 5));
+    run(large, {1, kVector, 1, true, Activation::kTanh, 0});
   }
   std::printf("%u cases agree with double loops, in several thread orders\n", seed - kFirstSeed);
   return 0;
