@@ -64,18 +64,19 @@ def close(op: Callable, oracle: Callable, inputs: tuple[Tensor, ...], dtype: tor
 
 
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Egos of more than 4 members, sums of more than 8 slots are hubs; rows span several tiles, and the
-    iterations of a hub several blocks of members.
+    """Egos of more than 4 members, sums of more than 8 slots are hubs; rows span several tiles, the
+    iterations of a hub several blocks of members, and second stages take several turns.
     """
     from dcgnn_kernels.triton import config, global_sinkhorn, sweep
 
     monkeypatch.setattr(config, "LONGEST", 4)
-    monkeypatch.setattr(config, "HUB_TILE", 8)
+    monkeypatch.setattr(config, "HUB_TILE", 4)
     monkeypatch.setattr(config, "HUB_BLOCK", 8)
     monkeypatch.setattr(config, "WIDEST", 8)
     monkeypatch.setattr(sweep, "WHOLE_SEGMENT", 8)
-    monkeypatch.setattr(global_sinkhorn, "BLOCK", 32)
-    monkeypatch.setattr(global_sinkhorn, "MOST_PROGRAMS", 2)
+    monkeypatch.setattr(sweep, "REDUCE", 2)
+    monkeypatch.setattr(global_sinkhorn, "BLOCK", 16)
+    monkeypatch.setattr(global_sinkhorn, "MOST_PROGRAMS", 3)
 
 
 def node_update_inputs(graph: EgoGraph, num_global: int, num_clusters: int, num_channels: int):

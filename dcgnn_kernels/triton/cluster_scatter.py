@@ -14,12 +14,12 @@ from dcgnn_kernels.triton.launcher import start
 from dcgnn_kernels.triton.plan import Tiles
 from dcgnn_kernels.triton.rows import ego_sums, finish_update, member_sums, slot_products
 from dcgnn_kernels.triton.sweep import (
-    REDUCE,
     Segments,
     Work,
     accumulator,
     channel_blocks,
     compiler_options,
+    partial_sums_at_a_time,
     reduce,
 )
 
@@ -219,7 +219,7 @@ def node_update(
                 out=out,
                 num_channels=x.size(1),
                 ACC=accumulator(x.dtype),
-                M=max(1, min(REDUCE, config.TILE // width)),
+                M=partial_sums_at_a_time(width),
                 FEATURES=width,
                 **compiler_options(4),
                 **extra,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dcgnn_kernels.triton import config
 from dcgnn_kernels.triton.device import COST_SCALE
 from dcgnn_kernels.triton.hubs import hub_backward, hub_pair_rows
 from dcgnn_kernels.triton.launcher import start
@@ -20,12 +19,12 @@ from dcgnn_kernels.triton.many import many_backward
 from dcgnn_kernels.triton.pair import pair_backward
 from dcgnn_kernels.triton.plan import Tiles
 from dcgnn_kernels.triton.sweep import (
-    REDUCE,
     Segments,
     Work,
     accumulator,
     channel_blocks,
     compiler_options,
+    partial_sums_at_a_time,
     reduce,
 )
 from dcgnn_kernels.triton.transpose import many_gather, pair_gather
@@ -143,7 +142,7 @@ def pair_gradients(
             grad_stride=grad_stride,
             FRESH=fresh,
             ACC=accumulator(z.dtype),
-            M=max(1, min(REDUCE, config.TILE // width)),
+            M=partial_sums_at_a_time(width),
             FEATURES=width,
             **compiler_options(4),
             **rows,

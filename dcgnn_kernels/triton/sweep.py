@@ -19,7 +19,7 @@ from dcgnn_kernels.triton.plan import Plan, Tiles, plan_of
 from dcgnn_kernels.triton.rows import reduce_tiles
 
 WHOLE_SEGMENT = 1024  # a larger segment is summed by several programs
-REDUCE = 16  # partial sums that are added at a time
+REDUCE = 16  # partial sums that are added at a time, at most
 
 
 def accumulator(dtype: torch.dtype) -> Any:
@@ -163,6 +163,11 @@ def channel_blocks(num_channels: int) -> tuple[int, int]:
     return width, triton.cdiv(num_channels, width)
 
 
+def partial_sums_at_a_time(width: int) -> int:
+    """Of rows of ``width`` channels, in the second stage of a sum."""
+    return max(1, min(REDUCE, config.TILE // width))
+
+
 def reduce(
     tiles: Tiles, partial: Tensor, out: Tensor, *, gain: float = 1.0, addend: Tensor | None = None,
     factor: Tensor | None = None, compact: bool = False,
@@ -186,7 +191,7 @@ def reduce(
         FACTOR=factor is not None,
         COMPACT=compact,
         ACC=accumulator(partial.dtype),
-        M=max(1, min(REDUCE, config.TILE // width)),
+        M=partial_sums_at_a_time(width),
         FEATURES=width,
         **compiler_options(4),
     )
