@@ -28,6 +28,15 @@ def test_mlp_ignores_the_graph():
     assert torch.equal(model(data.x, data.edge_index), model(data.x, data.edge_index[:, :0]))
 
 
+def test_input_dropout_acts_on_the_features_alone():
+    data = load_graph("sbm:num_nodes=50,avg_degree=4")
+    model = Recipe("mlp", OPTIONS | {"dropout": 0.0, "input_dropout": 0.5}).build(data).train()
+    assert not torch.equal(model(data.x, data.edge_index), model(data.x, data.edge_index))
+    assert Recipe("gcn", OPTIONS).build(data).input_dropout == OPTIONS["dropout"]
+    with pytest.raises(ValueError, match="input_dropout"):
+        Recipe("gcn", OPTIONS | {"input_dropout": 1.0}).build(data)
+
+
 def test_unknown_model():
     with pytest.raises(ValueError, match="model must be one of"):
         Recipe("bert")

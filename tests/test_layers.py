@@ -575,6 +575,18 @@ def test_model_dropout_acts_in_training_only() -> None:
     assert torch.equal(model.eval()(x, edge_index), model(x, edge_index))
 
 
+def test_input_dropout_acts_on_the_features_alone() -> None:
+    x, edge_index = directed_input()
+    model = full_model(dropout=0.0, input_dropout=0.5, norm=None)
+    assert not torch.equal(model(x, edge_index), model(x, edge_index))
+    bare = full_model(dropout=0.5, input_dropout=0.0, num_mlp_layers=1)
+    assert torch.equal(bare.train()._encode(x), bare.eval()._encode(x))
+    assert full_model(dropout=0.4).input_dropout == 0.4
+    for bad in (1.0, -0.1, "half"):
+        with pytest.raises((ValueError, TypeError), match="input_dropout"):
+            full_model(input_dropout=bad)
+
+
 # Gradients ---------------------------------------------------------------------------------------------
 
 

@@ -126,6 +126,36 @@ def test_resume_equals_an_uninterrupted_run(data, tmp_path, weights):
         assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_cosine_takes_the_learning_rate_down_to_nothing():
+    config = TrainConfig(lr=0.2, epochs=10, lr_schedule="cosine")
+    rates = [config.lr_of(epoch) for epoch in range(11)]
+    assert rates[0] == 0.2
+    assert rates[5] == pytest.approx(0.1)
+    assert rates[10] == pytest.approx(0, abs=1e-12)
+    assert rates == sorted(rates, reverse=True)
+    assert TrainConfig(lr=0.2, epochs=10).lr_of(9) == 0.2
+
+
+def test_a_cosine_run_steps_by_its_rates_and_resumes_exactly(data, tmp_path):
+    path = tmp_path / "run.pt"
+    config = TrainConfig(epochs=8, lr_schedule="cosine")
+    whole = train(Hooked(lambda call: None), data, config)
+    constant = train(Hooked(lambda call: None), data, replace(config, lr_schedule="constant"))
+    assert whole.history.loss[:2] == constant.history.loss[:2], "the first step has the same rate"
+    assert whole.history.loss != constant.history.loss
+
+    def interrupt(call):
+        if call == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(TrainingInterrupted):
+        train(Hooked(interrupt), data, config, checkpoint=path)
+    with pytest.raises(CheckpointError, match="epochs is 8 in the checkpoint and 9 here"):
+        train(Hooked(interrupt), data, replace(config, epochs=9), checkpoint=path, resume=True)
+    resumed = train(Hooked(lambda call: None), data, config, checkpoint=path, resume=True)
+    assert_same_run(whole, resumed)
+
+
 def test_a_finished_run_resumes_to_its_result(data, tmp_path):
     config = TrainConfig(epochs=6)
     path = tmp_path / "run.pt"
@@ -280,6 +310,7 @@ def test_what_cannot_be_scored_is_named_before_training(data):
     ("change", "message"),
     [
         ({"epochs": 0}, "epochs must be positive, got 0"),
+        ({"lr_schedule": "step"}, "lr_schedule must be one of"),
         ({"patience": -1}, "patience must be positive"),
         ({"lr": 0.0}, "lr must be positive"),
         ({"lr": float("nan")}, "lr must be positive"),

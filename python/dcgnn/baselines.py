@@ -22,7 +22,7 @@ class ConvNet(nn.Module):
         h^{l+1} = \mathrm{dropout}(\mathrm{ReLU}(\mathrm{norm}(
         \mathrm{conv}(h^l) + [\text{residual}]\, W^l h^l)))
 
-    (dropout also before the first map) and the logits are :math:`W_{out} h^L`.
+    (dropout also before the first map, there of ``input_dropout``) and the logits are :math:`W_{out} h^L`.
 
     Args:
         conv: Makes one convolution from its number of channels; called as ``conv(h, graph)``.
@@ -31,6 +31,7 @@ class ConvNet(nn.Module):
         out_channels: Number of classes :math:`C`.
         num_layers: Number of convolutions :math:`L`.
         dropout: Dropout probability.
+        input_dropout: The one of the input features; None: that of ``dropout``.
         norm: ``None``, ``"batch"`` or ``"layer"``.
         residual: Add a linear map of the node itself in every layer.
 
@@ -47,11 +48,15 @@ class ConvNet(nn.Module):
         *,
         num_layers: int = 2,
         dropout: float = 0.0,
+        input_dropout: float | None = None,
         norm: str | None = None,
         residual: bool = False,
     ) -> None:
         super().__init__()
         self.dropout = dropout
+        self.input_dropout = dropout if input_dropout is None else input_dropout
+        if not 0 <= self.input_dropout < 1:
+            raise ValueError(f"input_dropout must be in [0, 1), got {input_dropout}")
         self.lin_in = nn.Linear(in_channels, hidden_channels)
         self.convs = nn.ModuleList(conv(hidden_channels) for _ in range(num_layers))
         self.blocks = nn.ModuleList(
@@ -61,7 +66,7 @@ class ConvNet(nn.Module):
 
     def forward(self, x: Tensor, graph: Tensor) -> Tensor:
         """Logits of every node."""
-        h = dropout_linear(x, self.lin_in.weight, self.lin_in.bias, self.dropout, self.training)
+        h = dropout_linear(x, self.lin_in.weight, self.lin_in.bias, self.input_dropout, self.training)
         h = self._drop(functional.relu(h))
         for conv, block in zip(self.convs, self.blocks, strict=True):
             h = block(conv(h, graph), h)

@@ -28,6 +28,9 @@ from dcgnn.engines import BatchConfig, GraphShare, make_engine
 from dcgnn.losses import SIMILARITY_AGGRS, SIMILARITY_METRICS
 from dcgnn.metrics import check_scorable
 
+#: How the learning rate goes on over the epochs.
+LR_SCHEDULES = ("constant", "cosine")
+
 
 class TrainingDiverged(RuntimeError):
     """Loss or logits are no longer finite."""
@@ -49,6 +52,7 @@ class TrainConfig:
     Args:
         epochs: Most epochs to run.
         lr: Learning rate of Adam.
+        lr_schedule: ``"constant"``, or ``"cosine"``: half a cosine from ``lr`` down to 0 over ``epochs``.
         weight_decay: L2 penalty of Adam.
         patience: Epochs without a better validation metric before training stops.
         seed: Seed of everything random while training (dropout).
@@ -69,6 +73,7 @@ class TrainConfig:
     sim_aggr: str = "max"
     sim_metric: str = "cosine"
     objective_every: int = 0
+    lr_schedule: str = "constant"
 
     def __post_init__(self) -> None:
         for name in ("epochs", "patience"):
@@ -78,6 +83,8 @@ class TrainConfig:
             raise ValueError(f"objective_every must not be negative, got {self.objective_every}")
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"lr must be positive, got {self.lr}")
+        if self.lr_schedule not in LR_SCHEDULES:
+            raise ValueError(f"lr_schedule must be one of {LR_SCHEDULES}, got {self.lr_schedule!r}")
         if self.sim_aggr not in SIMILARITY_AGGRS:
             raise ValueError(f"sim_aggr must be one of {SIMILARITY_AGGRS}, got {self.sim_aggr!r}")
         if self.sim_metric not in SIMILARITY_METRICS:
@@ -88,6 +95,12 @@ class TrainConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must not be negative, got {value}")
+
+    def lr_of(self, epoch: int) -> float:
+        """The learning rate of an epoch; the first one is 0."""
+        if self.lr_schedule == "constant":
+            return self.lr
+        return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
     @property
     def needs_state(self) -> bool:
@@ -167,8 +180,8 @@ def train(
         checkpoint: File for checkpoints.
         checkpoint_every: Write it after every so many epochs and at the end; 0: only when
             interrupted.
-        resume: Continue from ``checkpoint``. More ``epochs`` than before are allowed, and another number
-            of ranks.
+        resume: Continue from ``checkpoint``. More ``epochs`` than before are allowed while the learning
+            rate is constant, and another number of ranks.
         job: Names of what runs this, kept in the checkpoint: a restart finds out whether it wrote it.
         progress: Show a progress bar on stderr.
 
@@ -272,6 +285,8 @@ class TrainingRun:
         """One epoch: gradient steps on the training nodes, then validation."""
         started = time.perf_counter()
         self.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.lr_of(self.epoch)
         losses: list[float] = []
         for loss in self.engine.losses(self.epoch):
             losses.append(self.engine.total(loss.detach()))
@@ -414,9 +429,12 @@ class TrainingRun:
 def _identity(
     model: nn.Module, data: GraphData | GraphShare, config: TrainConfig, model_options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What must agree for a checkpoint to be continued; more epochs are welcome."""
+    """What must agree for a checkpoint to be continued; more epochs are welcome, but for a learning rate
+    that ends with them.
+    """
     settings = dataclasses.asdict(config)
-    del settings["epochs"]
+    if config.lr_schedule == "constant":
+        del settings["epochs"]
     return {
         "graph": data.name,
         "split": data.split,

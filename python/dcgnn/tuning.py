@@ -26,6 +26,7 @@ _SKELETON: dict[str, Sequence[Any]] = {
     "hidden_channels": (32, 64, 128, 256),
     "num_layers": (1, 2, 3, 4, 6, 8, 10, 12),
     "dropout": (0.0, 0.2, 0.4, 0.6, 0.8),
+    "input_dropout": (None, 0.0),
     "norm": (None, "batch", "layer"),
     "residual": (False, True),
 }
@@ -36,6 +37,7 @@ _DCGNN: dict[str, Sequence[Any]] = {
     "beta": (0.0, 0.1, 0.5, 1.0, 2.0, 5.0),
     "lam": (0.5, 1.0, 2.0, 5.0, 10.0),
     "clusters_per_class": (1, 2, 4),
+    "global_cost_scale": ("none", "mean"),
     "transform": (None, "shared", "per-cluster"),
     "activation": (None, "tanh"),
     "node_activation": (None, "relu"),
@@ -55,6 +57,7 @@ _LINKX: dict[str, Sequence[Any]] = {
 
 _TRAINING: dict[str, Sequence[Any]] = {
     "lr": (0.001, 0.003, 0.01, 0.03),
+    "lr_schedule": ("constant", "cosine"),
     "weight_decay": (0.0, 5e-5, 5e-4, 5e-3),
 }
 
@@ -67,8 +70,8 @@ _LAYERED: dict[str, Any] = {
     "hidden_channels": 64, "num_layers": 2, "dropout": 0.4, "norm": "layer", "residual": True,
     "alpha": 0.5, "beta": 0.5, "lam": 2.0, "clusters_per_class": 1, "transform": "per-cluster",
     "activation": None, "node_activation": "relu", "ego_readout": True, "local_init": "carry",
-    "adjacency_embedding": False, "num_mlp_layers": 1,
-    "lr": 0.01, "weight_decay": 5e-4, "ortho_weight": 0.0, "sim_weight": 0.0,
+    "adjacency_embedding": False, "num_mlp_layers": 1, "input_dropout": None, "global_cost_scale": "none",
+    "lr": 0.01, "lr_schedule": "constant", "weight_decay": 5e-4, "ortho_weight": 0.0, "sim_weight": 0.0,
 }  # fmt: skip
 
 _PLAIN = _LAYERED | {
@@ -81,7 +84,11 @@ _PLAIN = _LAYERED | {
 _FIRST_TRIALS: tuple[dict[str, Any], ...] = (
     _LAYERED,
     _LAYERED | {"adjacency_embedding": True},
-    _LAYERED | {"num_layers": 8, "norm": "batch", "dropout": 0.2, "weight_decay": 0.0},
+    # Deep: with raw costs the few Sinkhorn iterations let single nodes of the global problem run away.
+    _LAYERED | {
+        "num_layers": 8, "norm": "batch", "dropout": 0.2, "input_dropout": 0.0, "weight_decay": 0.0,
+        "global_cost_scale": "mean", "local_init": "fresh", "lr_schedule": "cosine",
+    },
     _PLAIN,
     _PLAIN | {"num_layers": 1, "hidden_channels": 128, "alpha": 0.5, "beta": 5.0, "residual": True},
 )  # fmt: skip

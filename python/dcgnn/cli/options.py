@@ -38,6 +38,7 @@ _MODEL_HELP = {
     "num_layers": "number of message-passing layers",
     "num_mlp_layers": "layers of the MLP before message passing",
     "dropout": "dropout probability",
+    "input_dropout": "dropout probability of the input features; none: that of --dropout",
     "norm": "norm between layers: none, batch or layer",
     "residual": "add a linear map of the node itself in every layer",
     "node_activation": "activation of the nodes between layers: none, relu, ...",
@@ -63,6 +64,7 @@ _MODEL_HELP = {
 _TRAIN_HELP = {
     "epochs": "most epochs to run",
     "lr": "learning rate of Adam",
+    "lr_schedule": "constant, or cosine: from --lr down to 0 over --epochs",
     "weight_decay": "weight decay of Adam",
     "patience": "epochs without a better validation metric before training stops",
     "ortho_weight": "weight ω1 of the orthogonality loss",

@@ -59,6 +59,7 @@ class DCGNN(torch.nn.Module):
         num_layers: number of message passing layers.
         num_mlp_layers: number of linear layers before the message passing.
         dropout: probability on the input, between layers and before the readout.
+        input_dropout: probability on the input features; None: that of ``dropout``.
         adjacency_embedding: add :math:`A W`, a learnable embedding of the adjacency rows, to the MLP's
             output (LINKX); needs ``num_nodes`` and binds the model to one graph.
         num_nodes: number of nodes of that graph.
@@ -82,6 +83,7 @@ class DCGNN(torch.nn.Module):
         num_layers: int = 2,
         num_mlp_layers: int = 1,
         dropout: float = 0.0,
+        input_dropout: float | None = None,
         adjacency_embedding: bool = False,
         num_nodes: int | None = None,
         **kwargs: Any,
@@ -94,6 +96,11 @@ class DCGNN(torch.nn.Module):
         self.hidden_channels = check_count("hidden_channels", hidden_channels)
         self.out_channels = check_count("out_channels", out_channels)
         self.dropout = check_number("dropout", dropout, lambda p: 0 <= p < 1, "in [0, 1)")
+        self.input_dropout = self.dropout
+        if input_dropout is not None:
+            self.input_dropout = check_number(
+                "input_dropout", input_dropout, lambda p: 0 <= p < 1, "in [0, 1)"
+            )
         widths = [in_channels] + [hidden_channels] * num_mlp_layers
         between = [dropout] * (num_mlp_layers - 1)
         self.encoder = MLP(widths, dropout=[*between, 0.0], norm=None, plain_last=True)
@@ -138,8 +145,8 @@ class DCGNN(torch.nn.Module):
     def _encode(self, x: Tensor) -> Tensor:
         first, *others = self.encoder.lins
         if is_uninitialized_parameter(first.weight):
-            return self.encoder(functional.dropout(x, self.dropout, self.training))
-        h = dropout_linear(x, first.weight, first.bias, self.dropout, self.training)
+            return self.encoder(functional.dropout(x, self.input_dropout, self.training))
+        h = dropout_linear(x, first.weight, first.bias, self.input_dropout, self.training)
         for lin in others:
             h = lin(functional.dropout(functional.relu(h), self.dropout, self.training))
         return h
