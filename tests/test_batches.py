@@ -24,9 +24,10 @@ from torch_geometric.utils import coalesce, subgraph
 
 import dcgnn_kernels
 from dcgnn import DCGNN, DCConv, DCMsgPassing, orthogonality_loss, similarity_loss, training_loss
-from dcgnn.data import load_graph
+from dcgnn.baselines import BASELINES
+from dcgnn.data import GraphData, load_graph
 from dcgnn.data.loaders import InMemoryNeighborSampler, neighbor_loader
-from dcgnn.engines import BatchConfig
+from dcgnn.engines import BatchConfig, GraphBatches, make_engine
 from dcgnn.partition import owners
 from dcgnn.training import TrainConfig, train
 from dcgnn_kernels import EgoGraph, reference
@@ -476,3 +477,94 @@ def test_training_on_batches_learns_resumes_and_is_told_apart(tmp_path):
     for name in ("batch_size", "chunk_size"):
         with pytest.raises(ValueError, match=f"{name} must be positive, got 0"):
             BatchConfig(**{name: 0})
+
+
+def union_of_graphs() -> tuple[GraphData, torch.Tensor]:
+    """Five graphs, one of them without edges, with a gap in their numbers and edges in any order."""
+    data = load_graph("sbm:num_nodes=60,num_features=4")
+    batch = torch.tensor([0, 1, 2, 4, 5]).repeat_interleave(torch.tensor([20, 1, 9, 14, 16]))
+    edges = data.edge_index[:, torch.randperm(data.num_edges)]
+    ends = batch[edges]
+    data.edge_index = edges[:, ends[0] == ends[1]]
+    for mask in data.masks().values():
+        mask[batch == 4] = False  # not trained, not scored
+    data.val_mask[batch == 5] = False
+    return data, batch
+
+
+@pytest.mark.parametrize("name", ["dcgnn", "gcn"])
+@pytest.mark.parametrize("batch_size", [1, 2, 100])
+def test_batches_of_whole_graphs(name, batch_size):
+    data, batch = union_of_graphs()
+    data.x = data.x.double()
+    if name == "dcgnn":
+        model = DCGNN(4, 6, 2, 3, alpha=0.6).double()
+        expected = model(data.x, data.edge_index, batch=batch)
+    else:
+        model = BASELINES[name](4, 6, 2, cached=False).double()
+        expected = model(data.x, data.edge_index)
+    engine = make_engine(model, data, TrainConfig(), None, GraphBatches(batch, batch_size))
+    same = {"rtol": 1e-10, "atol": 1e-12}
+    torch.testing.assert_close(engine.predict(), expected, **same)
+    scored = engine.predict("val_mask")
+    torch.testing.assert_close(scored[data.val_mask], expected[data.val_mask], **same)
+    assert not scored[(batch == 4) | (batch == 5)].any(), "only what is asked for is computed"
+
+    trained = [number for number in (0, 1, 2, 5) if data.train_mask[batch == number].any()]
+    losses = [loss.item() for loss in engine.losses(0)]
+    assert len(losses) == -(-len(trained) // batch_size)
+    if batch_size == 1:
+        masks = [data.train_mask & (batch == number) for number in trained]
+        one_by_one = [training_loss(expected, data.y, mask=mask).item() for mask in masks]
+        assert sorted(losses) == pytest.approx(sorted(one_by_one))
+    if batch_size == 100:
+        assert losses == pytest.approx([training_loss(expected, data.y, mask=data.train_mask).item()])
+
+
+def test_training_on_whole_graphs_resumes_and_is_told_apart(tmp_path):
+    data = load_graph("tree-neighborsmatch:depth=2")
+    batches = GraphBatches(torch.arange(data.num_nodes) // 7, batch_size=16)
+
+    def run(epochs, path=None, **kwargs):
+        torch.manual_seed(0)
+        model = DCGNN(10, 16, 4, 8, num_layers=1, alpha=1.0, dropout=0.2)
+        return train(model, data, TrainConfig(epochs=epochs, lr=0.02), checkpoint=path, **kwargs)
+
+    path = tmp_path / "run.pt"
+    whole = run(6, batches=batches)
+    assert whole.history.loss[-1] < whole.history.loss[0]
+    run(3, path, batches=batches, checkpoint_every=1)
+    again = run(6, path, batches=batches, resume=True)
+    assert again.history.loss == whole.history.loss
+    assert again.test_metric == whole.test_metric
+    with pytest.raises(RuntimeError, match="loader is 'graphs' in the checkpoint and None here"):
+        run(6, path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"batch_size": 0}, {}, "batch_size must be positive, got 0"),
+        ({"batch": torch.tensor([1, 0])}, {}, "ascending"),
+        ({"batch": torch.zeros(2, 2)}, {}, "batch must be a vector"),
+        ({"batch": torch.zeros(3)}, {}, "batch has 3 entries, but sbm.* has 60 nodes"),
+        ({"batch": torch.arange(60)}, {}, "different graphs"),
+        ({}, {"objective_every": 1}, "objective_every needs one whole graph"),
+    ],
+)
+def test_mistakes_about_whole_graphs(change, options, message):
+    data = load_graph("sbm:num_nodes=60,num_features=4")
+
+    def engine():
+        batches = GraphBatches(**{"batch": torch.zeros(60, dtype=torch.int64), **change})
+        return make_engine(DCGNN(4, 6, 2, 3), data, TrainConfig(**options), None, batches)
+
+    with pytest.raises(ValueError, match=message):
+        engine()
+
+
+def test_whole_graphs_without_adjacency_embedding():
+    data, batch = union_of_graphs()
+    model = DCGNN(4, 6, 2, 3, adjacency_embedding=True, num_nodes=60)
+    with pytest.raises(ValueError, match="adjacency_embedding needs the whole graph"):
+        make_engine(model, data, TrainConfig(), None, GraphBatches(batch))

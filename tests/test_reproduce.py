@@ -160,6 +160,9 @@ def test_figures_without_files(tmp_path, monkeypatch):
     monkeypatch.setattr(tree, "_NUM_TREES", {2: 20, 3: 20})
     trees = reproduce("tree-neighborsmatch", nowhere)
     assert [row[0] for row in trees.rows] == ["DC-GNN", "GCN", "GAT", "GIN"]
+    accuracies = trees.data["results"]["gcn"]["3"]
+    percent = [f"{100 * accuracies[key]:.1f}" for key in ("train_metric", "test_metric")]
+    assert trees.rows[1][2] == " / ".join(percent)
 
 
 def test_list_names_everything_and_its_state(tmp_path, data_root, capsys):

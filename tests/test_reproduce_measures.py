@@ -20,7 +20,7 @@ from dcgnn.reproduce.resistance import (
     plain_laplacian,
     total_resistance,
 )
-from dcgnn.reproduce.tree import trees_as_graphs
+from dcgnn.reproduce.tree import tree_of_node
 from dcgnn_kernels import EgoGraph
 
 PATH = to_undirected(torch.tensor([[0, 1, 2], [1, 2, 3]]))
@@ -101,7 +101,7 @@ def test_every_tree_is_a_graph_of_its_own():
     torch.manual_seed(0)
     layers = DCMsgPassing(4, 5, num_layers=2, alpha=0.7).double()
     z = torch.randn(3 * size, 4, dtype=torch.float64)
-    together = layers(z, trees_as_graphs(data, depth))
+    together = layers(z, data.edge_index, batch=tree_of_node(data, depth))
     for tree in range(3):
         nodes = slice(tree * size, (tree + 1) * size)
         mine = (data.edge_index[0] >= tree * size) & (data.edge_index[0] < (tree + 1) * size)

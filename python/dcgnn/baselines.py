@@ -76,14 +76,16 @@ class ConvNet(nn.Module):
         return functional.dropout(h, self.dropout, self.training)
 
 
-def gcn(in_channels: int, hidden_channels: int, out_channels: int, **options: object) -> ConvNet:
+def gcn(
+    in_channels: int, hidden_channels: int, out_channels: int, cached: bool = True, **options: object
+) -> ConvNet:
     """:class:`ConvNet` of PyG's ``GCNConv``.
 
     The normalised edges are computed once and kept, as an :class:`~dcgnn_kernels.EgoGraph` is, so
-    a model serves one graph.
+    a model serves one graph; ``cached=False`` is for batches.
     """
     return ConvNet(
-        lambda channels: GCNConv(channels, channels, cached=True),
+        lambda channels: GCNConv(channels, channels, cached=cached),
         in_channels,
         hidden_channels,
         out_channels,

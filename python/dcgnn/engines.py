@@ -20,6 +20,7 @@ from dcgnn.distributed import launch
 from dcgnn.losses import orthogonality_loss, training_loss
 from dcgnn.metrics import area_under_roc, check_scorable, margins, score
 from dcgnn.nn.model import DCGNN
+from dcgnn.nn.topology import as_topology
 from dcgnn.partition import make_part, owners
 from dcgnn_kernels import EgoGraph
 
@@ -46,6 +47,25 @@ class BatchConfig:
         for name in ("batch_size", "chunk_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class GraphBatches:
+    """Mini-batches of whole graphs of a disjoint union; a DCGNN solves a global problem for each of them.
+
+    Args:
+        batch: The graph of every node, ascending, as in PyG's batches.
+        batch_size: Graphs of a step.
+    """
+
+    batch: Tensor
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be positive, got {self.batch_size}")
+        if self.batch.dim() != 1 or bool((self.batch.diff() < 0).any()):
+            raise ValueError("batch must be a vector in ascending order: the graph of every node")
 
 
 class FullBatch:
@@ -90,8 +110,8 @@ class FullBatch:
         """After the backward of a step: gradients of all ranks."""
 
     @torch.no_grad()
-    def predict(self) -> Tensor:
-        """Logits of the nodes that this rank scores."""
+    def predict(self, field: str | None = None) -> Tensor:
+        """Logits of the nodes that this rank scores; where only a mask's are wanted, others may be 0."""
         self.model.eval()
         return self.model(self.data.x, self.graph)
 
@@ -157,7 +177,7 @@ class MiniBatches(FullBatch):
         return launch.sum_of_ranks([loss.item()], self.device)[0] / launch.world_size()
 
     @torch.no_grad()
-    def predict(self) -> Tensor:
+    def predict(self, field: str | None = None) -> Tensor:
         self.model.eval()
         if self.share is not None:
             # Running statistics differ between ranks after a step; rank 0's model is scored and saved.
@@ -177,6 +197,73 @@ class MiniBatches(FullBatch):
         given = dataclasses.asdict(self.batches)
         del given["chunk_size"]
         return {"loader": "neighbor", **given}
+
+
+class WholeGraphs(FullBatch):
+    """Steps on some graphs of a disjoint union, those with training nodes; each is seen once an epoch."""
+
+    def __init__(self, model: nn.Module, data: GraphData, config: TrainConfig, batches: GraphBatches) -> None:
+        from torch_geometric.data import Data
+        from torch_geometric.utils import unbatch, unbatch_edge_index
+
+        batch = batches.batch.cpu()
+        if batch.numel() != data.num_nodes:
+            raise ValueError(f"batch has {batch.numel()} entries, but {data.name} has {data.num_nodes} nodes")
+        owner, target = batch[data.edge_index]
+        if not torch.equal(owner, target):
+            raise ValueError("batch puts the ends of an edge into different graphs")
+        if isinstance(model, DCGNN) and model.adjacency is not None:
+            raise ValueError("adjacency_embedding needs the whole graph in every step, not mini-batches")
+        if config.objective_every:
+            raise ValueError(
+                "objective_every needs one whole graph in every step, not mini-batches of graphs"
+            )
+        super().__init__(model, data, config, data.edge_index)
+        self.batch_size = batches.batch_size
+        # Graphs without nodes are left out.
+        number = batch.unique(return_inverse=True)[1]
+        self.counts = number.bincount().tolist()
+        edges = data.edge_index[:, owner.argsort(stable=True)]
+        parts = (unbatch(rows, number) for rows in (data.x, data.y, data.train_mask))
+        self.graphs = [
+            Data(x=x, y=y, train_mask=mask, edge_index=edge_index)
+            for x, y, mask, edge_index in zip(
+                *parts, unbatch_edge_index(edges, number, len(self.counts)), strict=True
+            )
+        ]
+        self.numbers = {name: number[mask].unique() for name, mask in data.masks().items()}
+
+    def losses(self, epoch: int) -> Iterator[Tensor]:
+        generator = torch.Generator().manual_seed((self.config.seed + 1_000_003 * epoch) % 2**63)
+        numbers = self.numbers["train_mask"]
+        for chosen in numbers[torch.randperm(numbers.numel(), generator=generator)].split(self.batch_size):
+            union, graph = self._union(chosen)
+            yield self._loss(self.model, union.x, graph, union.y, union.train_mask)
+
+    def _union(self, chosen: Tensor) -> tuple[Any, Any]:
+        """Some graphs as one, and the model's second argument for it."""
+        from torch_geometric.data import Batch
+
+        union: Any = Batch.from_data_list([self.graphs[number] for number in chosen.tolist()])
+        union = union.to(self.device)
+        if isinstance(self.model, DCGNN):
+            return union, as_topology(union.edge_index, union.num_nodes, union.batch)
+        return union, union.edge_index
+
+    @torch.no_grad()
+    def predict(self, field: str | None = None) -> Tensor:
+        self.model.eval()
+        numbers = torch.arange(len(self.graphs)) if field is None else self.numbers[field]
+        rows = list(self.data.x.new_zeros(self.data.num_nodes, self.data.num_classes).split(self.counts))
+        for chosen in numbers.split(self.batch_size):
+            union, graph = self._union(chosen)
+            logits = self.model(union.x, graph).split([self.counts[number] for number in chosen.tolist()])
+            for number, part in zip(chosen.tolist(), logits, strict=True):
+                rows[number] = part
+        return torch.cat(rows)
+
+    def settings(self) -> dict[str, Any]:
+        return {"loader": "graphs", "batch_size": self.batch_size, "num_graphs": len(self.graphs)}
 
 
 @dataclass(frozen=True)
@@ -304,7 +391,7 @@ class Partitioned(FullBatch):
         launch.sum_gradients(self.model.parameters())
 
     @torch.no_grad()
-    def predict(self) -> Tensor:
+    def predict(self, field: str | None = None) -> Tensor:
         self.model.eval()
         return self.model(self.share.x, self.share.topology)
 
@@ -320,19 +407,21 @@ def make_engine(
     data: GraphData | GraphShare,
     config: TrainConfig,
     graph: Any = None,
-    batches: BatchConfig | None = None,
+    batches: BatchConfig | GraphBatches | None = None,
 ) -> FullBatch:
     """The engine for this data: a share is trained by all ranks together; ``batches`` ask for batches."""
     if isinstance(data, GraphShare):
         if batches is not None:
             raise ValueError("a partitioned graph is trained as a whole, not in mini-batches")
         return Partitioned(model, data, config)
-    if batches is not None:
+    if isinstance(batches, BatchConfig):
         return MiniBatches(model, data, config, batches)
     if launch.world_size() > 1:
         raise ValueError(
             f"{launch.world_size()} ranks would all compute the same: choose mini-batches or a partition"
         )
+    if batches is not None:
+        return WholeGraphs(model, data, config, batches)
     return FullBatch(model, data, config, graph)
 
 

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from dcgnn.checkpoint import CheckpointError, check_same_run, load_checkpoint, save_checkpoint
 from dcgnn.data.graph_data import GraphData
 from dcgnn.distributed import launch
-from dcgnn.engines import BatchConfig, GraphShare, make_engine
+from dcgnn.engines import BatchConfig, GraphBatches, GraphShare, make_engine
 from dcgnn.losses import SIMILARITY_AGGRS, SIMILARITY_METRICS
 from dcgnn.metrics import check_scorable
 
@@ -149,7 +149,7 @@ def train(
     config: TrainConfig | None = None,
     *,
     graph: Any = None,
-    batches: BatchConfig | None = None,
+    batches: BatchConfig | GraphBatches | None = None,
     model_options: Mapping[str, Any] | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 0,
@@ -174,7 +174,7 @@ def train(
         config: How to train.
         graph: Second argument of the model. By default an :class:`~dcgnn_kernels.EgoGraph` for
             :class:`~dcgnn.DCGNN` and ``edge_index`` for any other model.
-        batches: Train on mini-batches of sampled neighbourhoods.
+        batches: Train on mini-batches of sampled neighbourhoods, or of whole graphs.
         model_options: What the model was made from; kept in the checkpoint and compared by
             ``resume``.
         checkpoint: File for checkpoints.
@@ -256,7 +256,7 @@ class TrainingRun:
         data: GraphData | GraphShare,
         config: TrainConfig,
         graph: Any = None,
-        batches: BatchConfig | None = None,
+        batches: BatchConfig | GraphBatches | None = None,
     ) -> None:
         self.model = model
         self.data = data
@@ -298,7 +298,7 @@ class TrainingRun:
             self.optimizer.step()
 
         try:
-            logits = self.engine.predict()
+            logits = self.engine.predict("val_mask")
         except ValueError as error:
             # The arguments were good a moment ago, so it is the new weights that overflow.
             raise self._diverged(f"the model fails after the step ({error})") from error

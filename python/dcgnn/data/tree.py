@@ -6,7 +6,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from dcgnn.data.graph_data import UNLABELLED
 
@@ -65,7 +64,8 @@ def tree_neighbors_match(
     keys[:, num_leaves - 1 :] = torch.arange(1, num_leaves + 1)
     values = torch.zeros_like(keys)
     values[:, num_leaves - 1 :] = value
-    x = torch.cat([one_hot(field.view(-1), num_leaves + 1) for field in (keys, values)], dim=1)
+    columns = torch.stack([keys.view(-1), values.view(-1) + num_leaves + 1], dim=1)
+    x = torch.zeros(columns.size(0), 2 * (num_leaves + 1)).scatter_(1, columns, 1.0)
 
     child = torch.arange(1, tree_size)
     tree_edges = torch.stack([child, (child - 1) // 2])
@@ -76,7 +76,7 @@ def tree_neighbors_match(
 
     y = torch.full((num_trees, tree_size), UNLABELLED)
     y[:, 0] = value.gather(1, root_key.view(-1, 1) - 1).view(-1) - 1
-    return x.float(), edge_index, y.view(-1)
+    return x, edge_index, y.view(-1)
 
 
 def _distinct_problems(count: int, num_leaves: int, generator: torch.Generator) -> Tensor:

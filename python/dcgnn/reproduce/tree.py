@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from dcgnn.baselines import BASELINES
 from dcgnn.data import GraphData
+from dcgnn.data.graph_data import random_split
+from dcgnn.engines import GraphBatches
 from dcgnn.nn.model import DCGNN
-from dcgnn.nn.topology import BatchTopology
 from dcgnn.recipe import TITLES
 from dcgnn.reproduce.experiment import Context, Job, Outcome
 from dcgnn.training import TrainConfig, train
-from dcgnn_kernels import EgoGraph
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEPTHS = (2, 3, 4, 5, 6)
 MODELS = ("dcgnn", "gcn", "gat", "gin")
-#: Trees of each depth; half of them are for training. There are 96 different ones of depth 2.
-_NUM_TREES = {2: 96, 3: 2000, 4: 2000, 5: 1000, 6: 600}
-_HIDDEN = 64
-_TRAINING = {"epochs": 300, "patience": 100, "lr": 0.02, "weight_decay": 0.0}
-#: One layer of global clusters alone: the root and the leaf with its key meet in one cluster.
-_DCGNN = {"num_layers": 1, "alpha": 1.0, "beta": 0.5, "lam": 5.0}
+#: Trees of each depth; there are 96 different ones of depth 2.
+_NUM_TREES = {2: 96, 3: 5000, 4: 5000, 5: 10000, 6: 10000}
+#: Shares for training and validation; the rest is for the test.
+_SPLIT = (0.8, 0.1)
+#: Seed of the trees; settings were looked for on trees of other seeds.
+_TREE_SEED = 1
+_EPOCHS = {2: 300, 3: 6, 4: 6, 5: 5, 6: 7}
+_BATCH_SIZE = 64  # trees
+_HIDDEN = 128
+_TRAINING = {"lr": 0.003, "weight_decay": 0.0}
 
 
-def trees_as_graphs(data: GraphData, depth: int) -> BatchTopology:
-    """Every tree a graph with global cluster-nodes of its own; those of their union would mix the trees."""
-    size = 2 ** (depth + 1) - 1
-    graph = EgoGraph.from_edge_index(data.edge_index, data.num_nodes)
-    return BatchTopology(graph, torch.arange(data.num_nodes) // size)
+def dcgnn_options(leaves: int) -> dict[str, Any]:
+    """One layer of global clusters alone: the root and the leaf with its key meet in the same ones.
+
+    Weights start at the order of ``leaves ** -0.5``, so λ grows with the square root: with a smaller one all
+    assignments are equal at first and nothing is learned. With as many clusters as leaves some keys come to
+    share one for good, so there are twice as many.
+    """
+    return {"num_layers": 1, "num_global": 2 * leaves, "alpha": 1.0, "beta": 0.5, "lam": 2 * leaves**0.5}
+
+
+def baseline_options(model: str, depth: int) -> dict[str, Any]:
+    """One layer more than the answer needs."""
+    options = {"num_layers": depth + 1, "norm": "layer", "residual": True}
+    return {**options, "cached": False} if model == "gcn" else options
+
+
+def tree_of_node(data: GraphData, depth: int) -> Tensor:
+    """Every tree is a graph with clusters of its own; those of the union of all would mix the trees."""
+    return torch.arange(data.num_nodes) // (2 ** (depth + 1) - 1)
 
 
 def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
@@ -48,7 +67,7 @@ def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
         [
             TITLES[model],
             *(
-                f"{100 * row[depth]['train_metric']:.0f} / {100 * row[depth]['test_metric']:.0f}"
+                f"{100 * row[depth]['train_metric']:.1f} / {100 * row[depth]['test_metric']:.1f}"
                 for depth in DEPTHS
             ),
         ]
@@ -83,36 +102,33 @@ def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
         draw=draw,
         notes=[
             "Accuracy in percent, training / test. The paper that introduced the problem tells the training "
-            "accuracy; so few trees as here can be learned by heart, so DC-GNN passes with 100% of both. "
-            "Half of the trees train: "
-            + ", ".join(f"{count // 2} of depth {depth}" for depth, count in _NUM_TREES.items())
+            "accuracy. Trees can be learned by heart, so DC-GNN passes with 99.5% of both. "
+            "Training trees: "
+            + ", ".join(f"{round(_SPLIT[0] * count)} of depth {depth}" for depth, count in _NUM_TREES.items())
             + "."
         ],
     )
 
 
 def _job(context: Context, depth: int, model: str) -> Job:
-    graph = f"tree-neighborsmatch:depth={depth},num_trees={_NUM_TREES[depth]}"
-    options = _DCGNN if model == "dcgnn" else {"num_layers": depth + 1, "norm": "layer", "residual": True}
-    training = dict(_TRAINING)
-    if context.epochs is not None:
-        training["epochs"] = min(context.epochs, int(training["epochs"]))
+    graph = f"tree-neighborsmatch:depth={depth},num_trees={_NUM_TREES[depth]},seed={_TREE_SEED}"
+    epochs = _EPOCHS[depth] if context.epochs is None else min(context.epochs, _EPOCHS[depth])
+    training: dict[str, Any] = {**_TRAINING, "epochs": epochs, "patience": epochs}
+    options = dcgnn_options(2**depth) if model == "dcgnn" else baseline_options(model, depth)
 
     def compute() -> dict[str, Any]:
         data = context.load(graph)
+        masks = zip(data.masks(), random_split(data.y, 0, _SPLIT), strict=True)
+        data = replace(data, **dict(masks))  # type: ignore[arg-type]
         torch.manual_seed(context.seed)
-        channels, classes = data.num_features, data.num_classes
-        config = TrainConfig(seed=context.seed, **training)  # type: ignore[arg-type]
-        net: nn.Module
-        if model == "dcgnn":
-            net = DCGNN(channels, _HIDDEN, classes, classes, **options)
-            result = train(net, data, config, graph=trees_as_graphs(data, depth)).to_dict()
-        else:
-            net = BASELINES[model](channels, _HIDDEN, classes, **options)
-            result = train(net, data, config).to_dict()
+        make = DCGNN if model == "dcgnn" else BASELINES[model]
+        net = make(data.num_features, _HIDDEN, data.num_classes, **options)
+        config = TrainConfig(seed=context.seed, **training)
+        batches = GraphBatches(tree_of_node(data, depth), _BATCH_SIZE)
+        result = train(net, data, config, batches=batches).to_dict()
         del result["history"]
         return result
 
-    settings = {"graph": graph, "model": model, "hidden": _HIDDEN, "options": options, "training": training,
-                "seed": context.seed}  # fmt: skip
+    settings = {"graph": graph, "model": model, "hidden": _HIDDEN, "batch_size": _BATCH_SIZE, "split": _SPLIT,
+                "options": options, "training": training, "seed": context.seed}  # fmt: skip
     return Job(f"depth {depth} {model}", settings, compute)
