@@ -55,7 +55,7 @@ def test_a_run_writes_everything_and_a_second_one_compares(capsys):
     assert main(["bench", "--from", "out/new.json", "--compare", "out/new.json"]) == 0
     out = capsys.readouterr().out
     assert "Compared with the older run" in out
-    assert "within the spread" in out
+    assert "too few rounds" in out
 
 
 def test_quick_prints_the_papers_table_with_memory_of_our_layer(capsys):

@@ -208,6 +208,25 @@ def test_compare_counts_what_is_beyond_the_spread(rows):
         compare(rows, [row(1.0, channels=3)])
 
 
+def test_compare_names_what_is_not_measured_any_more(rows):
+    broken = [
+        dataclasses.replace(known, phase="all", median_ms=None, reason="disagrees")
+        if known.suite == "layers" and known.case == "DCConv"
+        else known
+        for known in rows
+    ]
+    note = compare(rows, broken).note
+    assert "measured before, not now: " in note
+    assert "layers: DCConv" in note
+    assert note.count("DCConv") == len({known.graph for known in rows if known.suite == "layers"})
+    assert "measured before" not in compare(rows, rows).note
+
+
+def test_one_round_has_no_spread():
+    old, new = (dataclasses.replace(row(value), rounds=1) for value in (1.0, 1.1))
+    assert compare([old], [new]).rows[0][-1] == "too few rounds"
+
+
 def _context(known: Row) -> dict:
     names = [field.name for field in dataclasses.fields(Row)]
     kept = names[: names.index("median_ms")]

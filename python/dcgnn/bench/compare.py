@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from dcgnn.bench.rows import Row
 from dcgnn.bench.tables import Table, is_ours, milliseconds
+
+FEWEST_ROUNDS = 3  # whose spread says something
 
 _SIZES: dict[str, Callable[[Row], str]] = {
     "K": lambda row: str(row.num_local),
@@ -21,7 +24,8 @@ def compare(old: Sequence[Row], new: Sequence[Row]) -> Table:
     """Every measurement that both have.
 
     A change counts when the intervals from p20 to p80 do not touch. The note says by how much the layers
-    of others moved, which no change of our kernels explains: that is the machine.
+    of others moved, which no change of our kernels explains: that is the machine. It also names what was
+    measured before and gets a reason now, such as a kernel that no longer agrees with the reference.
     """
     before = {row.key: row for row in old if row.median_ms is not None}
     pairs = [(before[row.key], row) for row in new if row.median_ms is not None and row.key in before]
@@ -50,7 +54,7 @@ def compare(old: Sequence[Row], new: Sequence[Row]) -> Table:
     ]
     header = ["suite", "graph", "case", "phase", "F", "dtype", *sizes]
     header += ["old ms", "new ms", "new / old", "change"]
-    return Table("Compared with the older run", header, cells, _note(pairs), words=4)
+    return Table("Compared with the older run", header, cells, _note(pairs, _lost(old, new)), words=4)
 
 
 def verdict(old: Row, new: Row) -> str:
@@ -58,6 +62,8 @@ def verdict(old: Row, new: Row) -> str:
     spans = old.p20_ms, old.p80_ms, new.p20_ms, new.p80_ms
     if any(value is None for value in spans):
         return "-"
+    if min(old.rounds, new.rounds) < FEWEST_ROUNDS:
+        return "too few rounds"
     old_low, old_high, new_low, new_high = (float(value or 0.0) for value in spans)
     if new_high < old_low:
         return "faster"
@@ -68,7 +74,20 @@ def _change(old: Row, new: Row) -> float:
     return float(new.median_ms or 0.0) / float(old.median_ms or 1.0)
 
 
-def _note(pairs: Sequence[tuple[Row, Row]]) -> str:
+def _lost(old: Sequence[Row], new: Sequence[Row]) -> list[str]:
+    """Cases with figures in the old run and a reason instead in the new one."""
+    timed = {row.key for row in old if row.median_ms is not None}
+    cases = {_of_all_phases(row).key for row in old if row.median_ms is not None}
+    lost = (row for row in new if row.median_ms is None and (row.key in timed or row.key in cases))
+    return list(dict.fromkeys(f"{row.graph}, {row.suite}: {row.case}" for row in lost))
+
+
+def _of_all_phases(row: Row) -> Row:
+    """As a reason is noted for a case as a whole."""
+    return replace(row, phase="all")
+
+
+def _note(pairs: Sequence[tuple[Row, Row]], lost: Sequence[str]) -> str:
     others = [_change(old, new) for old, new in pairs if not is_ours(new)]
     parts = []
     if others:
@@ -79,4 +98,6 @@ def _note(pairs: Sequence[tuple[Row, Row]]) -> str:
         values = [getattr(row, name) for row in pairs[0]]
         if values[0] != values[1]:
             parts.append(f"{name}: {values[0]} before, {values[1]} now")
+    if lost:
+        parts.append(f"measured before, not now: {'; '.join(lost)}")
     return "; ".join(parts)
