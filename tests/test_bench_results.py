@@ -296,6 +296,16 @@ def test_a_place_that_cannot_be_filled_leaves_the_document(content, message, tmp
     assert document.read_text() == content
 
 
+def test_plots_are_written_only_with_the_page(rows, tmp_path):
+    document = tmp_path / "page.md"
+    places = ("plot-ratios", "sweep-iterations")
+    document.write_text("\n".join(f"<!-- bench {name} -->\n<!-- /bench -->" for name in places))
+    layers = [known for known in rows if known.suite == "layers"]
+    with pytest.raises(ValueError, match="nothing for sweep-iterations"):
+        fill(document, layers)
+    assert not (tmp_path / "figures").exists()
+
+
 def test_markdown_escapes_bars():
     table = tables.Table("title", ["|Ω|", "ms"], [["a", "1"]], "note")
     assert markdown(table) == "| \\|Ω\\| | ms |\n| --- | ---: |\n| a | 1 |\n\nnote"

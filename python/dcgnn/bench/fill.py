@@ -28,11 +28,12 @@ def fill(page: str | Path, rows: Sequence[Row]) -> list[str]:
     """
     path = Path(page)
     filled: list[str] = []
+    images: dict[Path, bytes] = {}
 
     def content(match: re.Match[str]) -> str:
         name = match[2]
         filled.append(name)
-        text = _plot(path, name, rows) if name.startswith("plot-") else _text(name, rows)
+        text = _plot(name, rows, images) if name.startswith("plot-") else _text(name, rows)
         if not text:
             raise ValueError(f"{path}: the run has nothing for {name}")
         return f"{match[1]}{text}\n{match[3]}"
@@ -40,6 +41,8 @@ def fill(page: str | Path, rows: Sequence[Row]) -> list[str]:
     text = PLACE.sub(content, path.read_text(encoding="utf-8"))
     if not filled:
         raise ValueError(f"{path} has no place such as <!-- bench ratios --> ... <!-- /bench -->")
+    for file, image in images.items():  # only now that every place has its content
+        atomic_write(path.parent / file, lambda target, image=image: target.write(image))  # type: ignore[misc]
     atomic_write(path, lambda file: file.write(text.encode()))
     return filled
 
@@ -79,7 +82,8 @@ def _text(name: str, rows: Sequence[Row]) -> str:
     return makers[name]()
 
 
-def _plot(page: Path, name: str, rows: Sequence[Row]) -> str:
+def _plot(name: str, rows: Sequence[Row], images: dict[Path, bytes]) -> str:
+    """The link to a plot, which is added to ``images`` under its path beside the page."""
     plot = name.removeprefix("plot-")
     if plot not in plots.PLOTS:
         raise ValueError(f"unknown plot {plot!r}; known are {', '.join(plots.PLOTS)}")
@@ -87,9 +91,8 @@ def _plot(page: Path, name: str, rows: Sequence[Row]) -> str:
     figure = make(rows)
     if figure is None:
         return ""
-    image = plots.png(figure)
     file = Path("figures") / f"bench-{plot}.png"
-    atomic_write(page.parent / file, lambda target: target.write(image))
+    images[file] = plots.png(figure)
     return f"![{title}]({file.as_posix()})"
 
 
