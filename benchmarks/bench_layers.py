@@ -7,7 +7,7 @@ from functools import lru_cache
 import pytest
 import torch
 
-from dcgnn.bench import gate
+from dcgnn.bench import gate, memory
 from dcgnn.bench.cases import CASES, PHASES
 from dcgnn.bench.phases import make_runs
 from dcgnn.bench.problem import Problem, Settings, shaped_problem
@@ -22,7 +22,8 @@ def problem_of(shape: str, channels: int) -> Problem:
 @lru_cache(maxsize=1)
 def runs_of(shape: str, channels: int, name: str):
     case, problem = CASES[name], problem_of(shape, channels)
-    reason = case.missing() or gate.check(case, problem)
+    need = case.fit(problem).settings.torch_dtype.itemsize * case.working_floats(problem)
+    reason = case.missing() or memory.too_large(need, problem.device) or gate.check(case, problem)
     return reason, {} if reason else make_runs(case, problem, PHASES)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -212,3 +213,37 @@ def test_the_scripts_print_their_tables(tmp_path):
         command = [sys.executable, scripts / words[0], *words[1:]]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert wanted in done.stdout
+
+
+def test_the_pytest_suites_time_nothing_that_is_wrong_or_too_large(monkeypatch):
+    pytest.importorskip("pytest_benchmark")
+    scripts = Path(__file__).parents[1] / "benchmarks"
+    plant = """
+import torch
+from dcgnn.bench import memory
+from dcgnn.bench.shapes import SHAPES, Shape
+from dcgnn_kernels import fallback
+
+SHAPES["genius"] = Shape(150, 900, 0.4)
+memory.available_bytes = lambda device: 1e6
+library = torch.library.Library("dcgnn", "IMPL")
+
+
+def wrong(*arguments):
+    return 1.1 * fallback.cluster_scatter(*arguments)
+
+
+library.impl("cluster_scatter", wrong, "CPU", allow_override=True)
+"""
+    Path("plant.py").write_text(plant)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", *(path for path in sys.path if path)]))
+    choice = (
+        "genius and 16 and (test_kernel and float32 and (cluster_scatter or linear) and not backward "
+        "or test_layer and forward and not backward and (MLP or plain))"
+    )
+    names = [str(scripts / f"bench_{name}.py") for name in ("kernels", "layers")]
+    command = [sys.executable, "-m", "pytest", "-p", "plant", "-W", "ignore", "-rs", "-k", choice, *names]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "2 passed, 2 skipped" in done.stdout, done.stdout + done.stderr
+    assert "result 0 disagrees with plain PyTorch" in done.stdout
+    assert "needs about" in done.stdout
