@@ -192,6 +192,10 @@ def test_more_mistakes_are_one_line(capsys):
     assert "got 'abc'" in fails(capsys, *FEW, "--edges", "abc")
     assert "--max-seconds is too small: nan" in fails(capsys, *FEW, "--max-seconds", "nan")
     assert "--seed must not be negative" in fails(capsys, *FEW, "--seed", "-1")
+    assert "--dtype wants float64, float32" in fails(capsys, *FEW, "--dtype", "half")
+    assert "--num-local must be positive, got 0" in fails(capsys, *FEW, "--num-local", "0")
+    assert "--num-global must be positive, got -1" in fails(capsys, *FEW, "--num-global", "-1")
+    assert "add --sweeps edges" in fails(capsys, *FEW, "--edges", "1e4")
     Path("file").touch()
     assert "is a file, a folder is wanted" in fails(capsys, *FEW, "--plots", "file")
 

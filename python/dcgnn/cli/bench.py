@@ -16,6 +16,7 @@ from dcgnn.bench import page, plan, rows, runner, tables
 from dcgnn.bench.cases import CASES, PHASES
 from dcgnn.bench.compare import compare
 from dcgnn.bench.fill import fill
+from dcgnn.bench.gate import TOLERANCES
 from dcgnn.bench.problem import Settings
 from dcgnn.bench.shapes import SHAPES
 from dcgnn.bench.sweeps import SWEEPS
@@ -156,8 +157,10 @@ def _current(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
-    if arguments.threads is not None and arguments.threads < 1:
-        raise ValueError(f"--threads must be positive, got {arguments.threads}")
+    for name in ("threads", "num_local", "num_global"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be positive, got {value}")
     for name in ("rounds", "warmup", "max_seconds"):
         value = getattr(arguments, name)
         if value is not None and not value >= (1 if name == "rounds" else 0):  # also NaN
@@ -172,13 +175,10 @@ def _plan(arguments: argparse.Namespace) -> plan.Plan:
     suites = arguments.suites
     if suites is None:
         suites = ["layers"] if quick else list(plan.SUITES)
-    if getattr(torch, arguments.dtype, None) not in (
-        torch.float64,
-        torch.float32,
-        torch.bfloat16,
-        torch.float16,
-    ):
+    if arguments.dtype not in TOLERANCES:  # by its full name, under which rows are compared
         raise ValueError(f"--dtype wants float64, float32, bfloat16 or float16, got {arguments.dtype!r}")
+    if arguments.edges is not None and not {"edges", "all"} & set(arguments.sweeps):
+        raise ValueError("--edges are the sizes of a sweep: add --sweeps edges")
     settings = Settings(num_local=arguments.num_local, num_global=arguments.num_global, dtype=arguments.dtype)
     return plan.Plan(
         shapes=list(SHAPES) if shapes == ["all"] else shapes,
