@@ -176,6 +176,14 @@ def test_a_graph_that_loses_edges_is_noticed(monkeypatch):
     assert gate.check(DC_CONV, tiny()).startswith("output disagrees with the reference")
 
 
+def test_a_graph_that_cannot_be_built_gets_a_reason(monkeypatch):
+    def broken(edges, nodes=None):
+        raise RuntimeError("no graph today")
+
+    monkeypatch.setattr(EgoGraph, "from_edge_index", broken)
+    assert gate.check(DC_CONV, tiny()) == "does not run: no graph today"
+
+
 def test_a_child_process_that_fails_leaves_the_times(monkeypatch):
     monkeypatch.setattr(memory, "peak_bytes", lambda case, problem, phases, *_: dict.fromkeys(phases, "died"))
     worker = runner()

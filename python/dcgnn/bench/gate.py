@@ -25,11 +25,11 @@ def check(case: Case, problem: Problem) -> str | None:
     weights.
     """
     problem = case.fit(problem)
-    nodes = sample_nodes(problem)
-    weight = problem.random(2)[nodes]
     layer = case.layer(problem)
     x = problem.x.detach().requires_grad_(case.check_gradients)
     try:
+        nodes = sample_nodes(problem)  # reads the built graph, which may be what is wrong
+        weight = problem.random(2)[nodes]
         with case.context(problem), torch.set_grad_enabled(case.check_gradients):
             rows = layer(x, case.graph(problem))[nodes]
             grads = _gradients(rows, weight, x, layer) if case.check_gradients else {}
