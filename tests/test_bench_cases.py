@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from dcgnn.bench.cases import CASES, DC_CONV, GAT, GCN, PHASES, PlainPyTorch
 from dcgnn.bench.phases import make_runs
 from dcgnn.bench.problem import Problem, Settings, loaded_problem, shaped_problem
 from dcgnn.bench.rows import Context
-from dcgnn.bench.runner import Effort, Runner
+from dcgnn.bench.runner import Bar, Effort, Runner
 from dcgnn.bench.shapes import Shape
 from dcgnn.bench.tables import all_tables, left_out
 from dcgnn_kernels import EgoGraph, backends, local_sinkhorn
@@ -210,3 +211,17 @@ def test_the_progress_bar_ends_at_its_total():
     assert max(seen) <= 1 + 1e-6
     assert seen[-1] == pytest.approx(1.0)
     assert bar.total < plan.estimate(graph, worker.effort), "the size is known once the graph is read"
+
+
+def test_the_remaining_time_begins_at_the_estimate():
+    now = [0.0]
+    bar = Bar(total=1000.0, file=io.StringIO(), bar_format="{remaining}", mininterval=0)
+    bar._time = lambda: bar.start_t + now[0]
+    assert str(bar) == "16:40", "the estimate, before anything is known"
+    now[0] = 60.0
+    bar.update(1.0)  # a first step that took far longer than it should
+    assert str(bar) == "26:22"
+    now[0] = 500.0
+    bar.update(499.0)
+    assert str(bar) == "08:20", "as fast as estimated"
+    bar.close()

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -271,6 +272,26 @@ def kernel_estimate(problem: Problem, effort: Effort) -> float:
     """Rough seconds of all kernels on a problem."""
     once = 30 * SECONDS_PER_FLOAT * problem.num_slots * problem.settings.channels * problem.settings.num_local
     return min((effort.rounds + effort.warmup) * once / 10, effort.max_seconds) + 3.0
+
+
+class Bar(tqdm):
+    """A bar in estimated seconds, whose first guess of the remaining time is the estimate itself.
+
+    How much faster or slower than estimated the machine is shows only after a while: the first steps are
+    short, so that their speed alone would promise hours. PRIOR is the share of the work that counts as done
+    at the estimated speed before anything was.
+    """
+
+    PRIOR = 0.1
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        """What is shown."""
+        facts: dict[str, Any] = super().format_dict
+        if facts.get("total"):
+            known = self.PRIOR * facts["total"]
+            facts["rate"] = (facts["n"] + known) / (facts["elapsed"] + known)
+        return facts
 
 
 @contextmanager

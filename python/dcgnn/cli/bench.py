@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from dcgnn.bench import page, plan, rows, runner, tables
 from dcgnn.bench.cases import CASES, PHASES
@@ -127,7 +126,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     context = rows.Context.of(environment(), chosen.device.type)
-    bar = tqdm(
+    bar = runner.Bar(
         disable=arguments.quiet,
         bar_format="{desc}: {percentage:3.0f}%|{bar}| {elapsed} passed, about {remaining} left",
     )
