@@ -59,6 +59,18 @@ def test_a_run_writes_everything_and_a_second_one_compares(capsys):
     assert "too few rounds" in out
 
 
+def test_several_runs_are_reported_together(capsys):
+    for shape in ("penn94", "genius"):
+        only = ["--cases", "DCConv", "--phases", "forward", "--suites", "layers", "--json", f"{shape}.json"]
+        assert main([*FEW, "--shapes", shape, *only]) == 0
+    capsys.readouterr()
+    assert main(["bench", "--from", "penn94.json", "genius.json", "--json", "both.json"]) == 0
+    out = capsys.readouterr().out
+    assert "penn94 shape" in out
+    assert "genius shape" in out
+    assert len(read_json("both.json")) == len(read_json("penn94.json")) + len(read_json("genius.json"))
+
+
 def test_quick_prints_the_papers_table_with_memory_of_our_layer(capsys):
     assert main([*TINY, "--quick", "--shapes", "genius", "--json", "q.json"]) == 0
     out = capsys.readouterr().out

@@ -101,7 +101,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     how.add_argument("--quiet", action="store_true", help="no progress bar")
 
     results = parser.add_argument_group("results")
-    results.add_argument("--from", dest="source", metavar="FILE", help="measure nothing, read a JSON file")
+    results.add_argument(
+        "--from",
+        dest="sources",
+        nargs="+",
+        metavar="FILE",
+        help="measure nothing, read the JSON files of runs",
+    )
     results.add_argument("--compare", metavar="FILE", help="compare with the JSON file of an older run")
     results.add_argument("--json", metavar="FILE", help="write the rows as JSON, after every step")
     results.add_argument("--csv", metavar="FILE", help="write them as CSV")
@@ -118,8 +124,8 @@ def run(arguments: argparse.Namespace) -> None:
     _check_outputs(arguments)
     _check_numbers(arguments)
     older = rows.read_json(arguments.compare) if arguments.compare else None
-    if arguments.source:
-        _report(arguments, rows.read_json(arguments.source), older)
+    if arguments.sources:
+        _report(arguments, [row for name in arguments.sources for row in rows.read_json(name)], older)
         return
     chosen, effort = _plan(arguments), _effort(arguments)
     before = torch.get_num_threads()
