@@ -146,7 +146,7 @@ def test_a_cosine_run_steps_by_its_rates_and_resumes_exactly(data, tmp_path):
 
     def interrupt(call):
         if call == 4:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(TrainingInterrupted):
         train(Hooked(interrupt), data, config, checkpoint=path)

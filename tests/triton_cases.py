@@ -70,7 +70,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from dcgnn_kernels.triton import config, global_sinkhorn, sweep
 
     monkeypatch.setattr(config, "LONGEST", 4)
-    monkeypatch.setattr(config, "HUB_TILE", 4)
+    monkeypatch.setattr(config, "HUB_TILE", 8)
     monkeypatch.setattr(config, "HUB_BLOCK", 8)
     monkeypatch.setattr(config, "WIDEST", 8)
     monkeypatch.setattr(sweep, "WHOLE_SEGMENT", 8)
