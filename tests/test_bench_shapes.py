@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
 
-from dcgnn.bench.shapes import SHAPES, Shape, expected_degrees, make_edges, scaled_shape
+from dcgnn.bench import shapes
+from dcgnn.bench.shapes import SHAPES, Shape, expected_degrees, generation_bytes, make_edges, scaled_shape
 
 SMALL = Shape(2000, 30_000, 0.4)
 
@@ -26,6 +30,44 @@ def test_edges_are_simple_go_both_ways_and_are_exactly_as_many():
 def test_the_seed_decides():
     assert torch.equal(make_edges(SMALL, 3), make_edges(SMALL, 3))
     assert not torch.equal(make_edges(SMALL, 3), make_edges(SMALL, 4))
+
+
+def test_stored_results_belong_to_these_graphs():
+    edges = make_edges(SMALL, 3).numpy().astype("<i8").tobytes()
+    assert hashlib.sha256(edges).hexdigest()[:16] == "73dc66d0f108546a"
+
+
+def test_blocks_do_not_change_the_graph(monkeypatch):
+    whole = make_edges(SMALL)
+    monkeypatch.setattr(shapes, "BLOCK", 1000)
+    assert torch.equal(make_edges(SMALL), whole)
+
+
+@pytest.mark.parametrize(
+    "shape", [SMALL, Shape(200, 9_000, 0.3), Shape(10, 20, 0.3), Shape(5, 3, 0.3)], ids=str
+)
+def test_more_than_one_draw_gives_a_simple_graph_too(monkeypatch, shape):
+    monkeypatch.setattr(shapes, "CHUNK", 500)
+    monkeypatch.setattr(shapes, "BLOCK", 300)
+    source, target = make_edges(shape)
+    keys = source * shape.num_nodes + target
+    assert keys.numel() == 2 * shape.num_edges
+    assert bool((keys.diff() > 0).all())
+    assert bool((source != target).all())
+    assert torch.equal(keys, (target * shape.num_nodes + source).sort().values)
+
+
+def test_memory_stays_within_what_is_announced():
+    shape = scaled_shape(1_000_000)
+    tracemalloc.start()
+    try:
+        make_edges(shape)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 32 * shape.num_edges < peak <= generation_bytes(shape)
+    announced = generation_bytes(scaled_shape(50_000_000))  # 10^8 edges in both directions
+    assert announced < 3e9
 
 
 @pytest.mark.parametrize("tail", [0.1, 0.5])

@@ -19,13 +19,15 @@ are no communities, no triangles beyond chance and no locality: neighbours are a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-CHUNK = 1 << 22
+CHUNK = 1 << 22  # pairs that are drawn together: another number gives other graphs
+BLOCK = 1 << 18  # values that are worked on together: small enough to stay in the cache
 
 
 @dataclass(frozen=True)
@@ -64,43 +66,58 @@ def expected_degrees(shape: Shape) -> np.ndarray:
 
 
 def generation_bytes(shape: Shape) -> int:
-    """Peak memory of :func:`make_edges`: stubs, sorted keys of both directions and the result."""
-    return 56 * shape.num_edges + 64 * CHUNK
+    """Peak memory of :func:`make_edges`: the result, inside which edges are sorted, and stubs or choices."""
+    return 44 * shape.num_edges + 64 * shape.num_nodes + 64 * BLOCK + 8 * CHUNK
 
 
 def make_edges(shape: Shape, seed: int = 0) -> Tensor:
     """``[2, 2 E]`` int64: both directions of every edge, in the order that PyG's coalesce leaves.
 
-    Time is O(E log E), memory that of :func:`generation_bytes`.
+    Time is O(E log E), memory that of :func:`generation_bytes`. Fresh memory costs about as much as the
+    sorting, so that all work is done inside the result, in blocks.
     """
     num_nodes, wanted = shape.num_nodes, shape.num_edges
     if not 0 < wanted <= num_nodes * (num_nodes - 1) // 4:
         raise ValueError(f"num_edges must be positive and at most half of all pairs, got {wanted}")
     rng = np.random.Generator(np.random.PCG64(seed))
-    stubs = _stubs(expected_degrees(shape), rng)
-    keys = np.empty(0, dtype=np.int64)
-    while keys.size < wanted:
-        count = (wanted - keys.size) * 17 // 16 + 16
-        drawn = [_draw(stubs, num_nodes, min(CHUNK, count - start), rng) for start in range(0, count, CHUNK)]
-        keys = _distinct(np.concatenate([keys, *drawn]))
-        del drawn
-    if keys.size > wanted:
-        # Which ones go must not depend on their place: the keys are sorted.
-        keys = np.delete(keys, rng.choice(keys.size, keys.size - wanted, replace=False))
-    del stubs
-    both = np.empty(2 * wanted, dtype=np.int64)
-    low, high = np.divmod(keys, num_nodes)
-    both[:wanted] = keys
-    np.multiply(high, num_nodes, out=both[wanted:])
-    both[wanted:] += low
-    del low, high, keys
-    both.sort()
-    edge_index = torch.empty(2, both.size, dtype=torch.int64)
+    edge_index = torch.from_numpy(np.empty((2, 2 * wanted), dtype=np.int64))  # numpy asks for huge pages
     source, target = edge_index.numpy()
-    for start in range(0, both.size, CHUNK):
-        part = slice(start, start + CHUNK)
-        np.divmod(both[part], num_nodes, out=(source[part], target[part]))
+    keys = _simple_edges(shape, source, rng)
+    # Every edge in both directions, sorted as one key; then the key is taken apart where it lies.
+    both = target
+    both[:wanted] = keys
+    for part in _parts(wanted):
+        low = keys[part] // num_nodes  # divmod takes many times as long
+        high = keys[part] - low * num_nodes
+        both[wanted:][part] = high * num_nodes + low
+    both.sort()
+    for part in _parts(2 * wanted):
+        np.floor_divide(both[part], num_nodes, out=source[part])
+        target[part] -= source[part] * num_nodes
     return edge_index
+
+
+def _simple_edges(shape: Shape, room: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Keys ``low · N + high`` of the wanted number of different edges, sorted, at the front of ``room``."""
+    wanted, found = shape.num_edges, 0
+    stubs = _stubs(expected_degrees(shape), rng)
+    while found < wanted:
+        count = min((wanted - found) * 17 // 16 + 16, room.size - found)
+        for start in range(0, count, CHUNK):
+            found += _draw(stubs, shape.num_nodes, room[found:], min(CHUNK, count - start), rng)
+        found = _distinct(room[:found])
+    del stubs
+    if found > wanted:
+        # Which ones go must not depend on their place: the keys are sorted.
+        stays = np.ones(found, dtype=bool)
+        stays[rng.choice(found, found - wanted, replace=False)] = False
+        _compress(room[:found], stays)
+    return room[:wanted]
+
+
+def _parts(size: int) -> Iterator[slice]:
+    """``[0, size)`` in slices of BLOCK."""
+    return (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
 
 
 def _stubs(degrees: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -110,17 +127,38 @@ def _stubs(degrees: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.repeat(rng.permutation(degrees.size).astype(np.int32), counts)
 
 
-def _draw(stubs: np.ndarray, num_nodes: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Keys ``low · N + high`` of random pairs without loops."""
-    ends = stubs[rng.integers(0, stubs.size, size=(2, count))].astype(np.int64)
-    low, high = np.minimum(ends[0], ends[1]), np.maximum(ends[0], ends[1])
-    return (low * num_nodes + high)[low != high]
+def _draw(stubs: np.ndarray, num_nodes: int, room: np.ndarray, count: int, rng: np.random.Generator) -> int:
+    """Draws ``count`` pairs, writes the keys of those that are no loops to ``room`` and counts them."""
+    index = np.int32 if stubs.size < 2**31 else np.int64
+    first = np.empty(count, dtype=np.int32)
+    for part in _parts(count):
+        first[part] = stubs[rng.integers(0, stubs.size, size=part.stop - part.start, dtype=index)]
+    kept = 0
+    for part in _parts(count):
+        one, other = first[part], stubs[rng.integers(0, stubs.size, size=part.stop - part.start, dtype=index)]
+        keys = np.minimum(one, other).astype(np.int64)
+        keys *= num_nodes
+        keys += np.maximum(one, other)
+        keys = keys[one != other]
+        room[kept : kept + keys.size] = keys
+        kept += keys.size
+    return kept
 
 
-def _distinct(keys: np.ndarray) -> np.ndarray:
-    """The different values, sorted; in place as far as possible."""
+def _distinct(keys: np.ndarray) -> int:
+    """Sorts in place, the different values at the front, and counts them."""
     keys.sort()
     fresh = np.empty(keys.size, dtype=bool)
     fresh[:1] = True
     np.not_equal(keys[1:], keys[:-1], out=fresh[1:])
-    return keys if fresh.all() else keys[fresh]
+    return _compress(keys, fresh)
+
+
+def _compress(values: np.ndarray, stays: np.ndarray) -> int:
+    """Moves the values that stay to the front, in their order, and counts them."""
+    kept = 0
+    for part in _parts(values.size):
+        some = values[part][stays[part]]
+        values[kept : kept + some.size] = some
+        kept += some.size
+    return kept
