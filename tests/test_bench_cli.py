@@ -152,6 +152,21 @@ def test_mistakes_are_one_line(capsys):
 
 
 def test_without_matplotlib_a_page_is_refused_before_anything_runs(capsys, monkeypatch):
+def test_a_row_with_a_wrong_value_is_named(capsys):
+    assert (
+        main([*FEW, "--shapes", "penn94", "--phases", "forward", "--suites", "layers", "--json", "a.json"])
+        == 0
+    )
+    capsys.readouterr()
+    content = json.loads(Path("a.json").read_text())
+    content["rows"][1]["median_ms"] = "fast"
+    Path("bad.json").write_text(json.dumps(content))
+    message = 'bad.json: rows[1].median_ms must be a number from 0 or null, got "fast"'
+    assert message in fails(capsys, "bench", "--from", "bad.json")
+    assert message in fails(capsys, "bench", "--from", "a.json", "--compare", "bad.json")
+    assert message in fails(capsys, *TINY, "--compare", "bad.json")
+
+
     import importlib.util
 
     find = importlib.util.find_spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -116,6 +117,26 @@ def test_json_and_csv_hold_every_row_with_its_context(rows, tmp_path):
 def test_a_file_that_is_not_ours_is_refused(content, tmp_path):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(ValueError, match="is not a JSON file of dcgnn bench"):
+        read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("median_ms", "fast", 'a number from 0 or null, got "fast"'),
+        ("median_ms", -1.0, "a number from 0 or null, got -1.0"),
+        ("p80_ms", float("nan"), "a number from 0 or null, got NaN"),
+        ("peak_bytes", 1.5, "a whole number from 0 or null, got 1.5"),
+        ("num_slots", None, "a whole number from 0, got null"),
+        ("rounds", True, "a whole number from 0, got true"),
+        ("graph", ["a"], r'text, got \["a"\]'),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_by_name(rows, field, value, wanted, tmp_path):
+    content = {"format": "dcgnn-bench", "version": 1, "rows": [dataclasses.asdict(row) for row in rows]}
+    content["rows"][2][field] = value
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"a\.json: rows\[2\]\.{field} must be {wanted}"):
         read_json(tmp_path / "a.json")
 
 

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,13 @@ from dcgnn.timing import Samples
 
 _FORMAT = "dcgnn-bench"
 _VERSION = 1
+
+# By the annotation of a field; no figure is negative.
+_KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "str": ("text", (str,)),
+    "int": ("a whole number from 0", (int,)),
+    "float": ("a number from 0", (int, float)),
+}
 
 
 @dataclass(frozen=True)
@@ -172,15 +180,31 @@ def read_json(path: str | Path) -> list[Row]:
     """Rows of a file that :func:`write_json` wrote.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If it is something else, or a value of a row is not what its field holds.
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if content["format"] != _FORMAT or content["version"] != _VERSION:
             raise ValueError
-        return [Row(**row) for row in content["rows"]]
+        rows = [Row(**row) for row in content["rows"]]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is not a JSON file of dcgnn bench, version {_VERSION}") from None
+    for place, row in enumerate(rows):
+        for field in dataclasses.fields(Row):
+            _check_value(f"{path}: rows[{place}].{field.name}", str(field.type), getattr(row, field.name))
+    return rows
+
+
+def _check_value(name: str, kind: str, value: Any) -> None:
+    """Tables, slopes and plots calculate with what a file holds."""
+    wanted, kinds = _KINDS[kind.removesuffix(" | None")]
+    if kind.endswith("| None"):
+        if value is None:
+            return
+        wanted = f"{wanted} or null"
+    good = isinstance(value, kinds) and not isinstance(value, bool)
+    if not good or (not isinstance(value, str) and not 0 <= value < math.inf):
+        raise ValueError(f"{name} must be {wanted}, got {json.dumps(value)[:80]}")
 
 
 def write_csv(path: str | Path, rows: Iterable[Row]) -> None:
