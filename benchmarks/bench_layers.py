@@ -22,8 +22,7 @@ def problem_of(shape: str, channels: int) -> Problem:
 @lru_cache(maxsize=1)
 def runs_of(shape: str, channels: int, name: str):
     case, problem = CASES[name], problem_of(shape, channels)
-    need = case.fit(problem).settings.torch_dtype.itemsize * case.working_floats(problem)
-    reason = case.missing() or memory.too_large(need, problem.device) or gate.check(case, problem)
+    reason = case.missing() or memory.case_too_large(case, problem) or gate.check(case, problem)
     return reason, {} if reason else make_runs(case, problem, PHASES)
 
 

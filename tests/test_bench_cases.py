@@ -10,13 +10,13 @@ import torch
 from tqdm import tqdm
 
 from dcgnn import DCConv
-from dcgnn.bench import gate, memory, plan
+from dcgnn.bench import gate, memory, plan, sweeps
 from dcgnn.bench.cases import CASES, DC_CONV, GAT, GCN, PHASES, PlainPyTorch
 from dcgnn.bench.phases import make_runs
 from dcgnn.bench.problem import Problem, Settings, loaded_problem, shaped_problem
 from dcgnn.bench.rows import Context
 from dcgnn.bench.runner import Bar, Effort, Runner
-from dcgnn.bench.shapes import Shape
+from dcgnn.bench.shapes import Shape, scaled_shape
 from dcgnn.bench.tables import all_tables, left_out
 from dcgnn_kernels import EgoGraph, backends, local_sinkhorn
 from dcgnn_kernels._library import LIBRARY  # noqa: F401
@@ -85,10 +85,45 @@ def test_a_wrong_case_prints_its_reason_and_no_figure(layer, what):
 
 
 def test_a_case_that_does_not_fit_into_memory_says_how_much_it_needs(monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda device: 1e6)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2e9)
     worker = runner()
     worker.layers("layers", tiny(), [replace(GAT, working_floats=lambda problem: 1e9)], ("forward",))
-    assert worker.rows[0].reason == "needs about 4.0 GB of memory, 0.0 GB are free"
+    assert worker.rows[0].reason == (
+        "forward and backward would need about 4.0 GB of memory, "
+        "1.8 GB are available (90% of 2.0 GB that are free)"
+    )
+    assert left_out(worker.rows)[0].startswith("tiny, layers: GATConv: forward and backward would need")
+
+
+def test_one_case_that_does_not_fit_does_not_stop_a_sweep(monkeypatch):
+    # DCConv and GCNConv(CSR) fit, GCNConv(edge_index) does not.
+    free = 4 * max(case.working_floats(edges_sizes()) for case in (DC_CONV, CASES["GCNConv(CSR)"]))
+    assert GCN.working_floats(edges_sizes()) * 4 > free
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 1.2 * free)
+    monkeypatch.setattr(sweeps, "generation_bytes", lambda shape: 0)
+    worker = runner()
+    sweeps.sweep_edges(worker, Settings(), CPU, (10_000,), 0)
+    assert {row.case for row in worker.rows if row.median_ms is not None} == {"DCConv", "GCNConv(CSR)"}
+    (reason,) = [row.reason for row in worker.rows if row.median_ms is None]
+    assert reason.startswith("forward and backward would need about")
+
+
+def edges_sizes() -> Problem:
+    shape = scaled_shape(5_000)
+    return Problem("sizes", torch.empty(2, 10_000, device="meta"), shape.num_nodes, Settings())
+
+
+def test_a_graph_that_cannot_be_made_does_not_stop_a_sweep(monkeypatch):
+    def made(name, *arguments, **options):
+        if name == "1e+04 edges":
+            raise MemoryError("no room for edges")
+        return shaped_problem(name, *arguments, **options)
+
+    monkeypatch.setattr(sweeps, "shaped_problem", made)
+    worker = runner()
+    sweeps.sweep_edges(worker, Settings(channels=8), CPU, (10_000, 12_000), 0)
+    assert left_out(worker.rows) == ["1e+04 edges, sweep edges: all: does not run: no room for edges"]
+    assert {row.graph for row in worker.rows if row.median_ms is not None} == {"1.2e+04 edges"}
 
 
 def test_phases_of_a_case(device):

@@ -14,7 +14,7 @@ from dcgnn.bench import page, plots, tables
 from dcgnn.bench.compare import compare
 from dcgnn.bench.fill import PLACE, fill, known_places, markdown
 from dcgnn.bench.rows import Row, commit, read_json, write_csv, write_json
-from dcgnn.bench.sweeps import SWEEPS, edge_values, fit_edges, thread_values
+from dcgnn.bench.sweeps import SWEEPS, edge_values, edges_name, fit_edges, thread_values
 from dcgnn.timing import Samples
 
 BASE = Row(
@@ -210,6 +210,17 @@ def test_values_of_sweeps():
     with pytest.raises(ValueError, match="at least 10000 are wanted, got 500"):
         edge_values([500])
     assert thread_values()[0] == 1
+
+
+def test_names_of_sizes_differ_where_the_sizes_do():
+    assert [edges_name(count) for count in (10**4, 6 * 10**7, 10**8)] == [
+        "1e+04 edges",
+        "6e+07 edges",
+        "1e+08 edges",
+    ]
+    assert edges_name(1_600_000) == "1.6e+06 edges"
+    assert edges_name(2_400_000) == "2.4e+06 edges"
+    assert edges_name(99_999_999) == "9.9999999e+07 edges"
 
 
 def test_compare_counts_what_is_beyond_the_spread(rows):

@@ -29,6 +29,7 @@ from dcgnn.bench.problem import Problem, Settings
 from dcgnn_kernels import release_memory
 
 GIGA = 1e9
+USABLE = 0.9  # of the free memory; the rest is left to others
 
 
 def available_bytes(device: torch.device) -> float:
@@ -45,12 +46,22 @@ def available_bytes(device: torch.device) -> float:
     return float(free)
 
 
-def too_large(need: float, device: torch.device) -> str | None:
-    """A reason when ``need`` bytes do not fit, leaving a tenth for others."""
+def too_large(what: str, need: float, device: torch.device) -> str | None:
+    """A reason when ``need`` bytes for ``what`` do not fit, leaving a tenth for others."""
     free = available_bytes(device)
-    if need <= 0.9 * free:
+    available = USABLE * free
+    if need <= available:
         return None
-    return f"needs about {need / GIGA:.1f} GB of memory, {free / GIGA:.1f} GB are free"
+    return (
+        f"{what} would need about {need / GIGA:.1f} GB of memory, {available / GIGA:.1f} GB are available "
+        f"({USABLE:.0%} of {free / GIGA:.1f} GB that are free)"
+    )
+
+
+def case_too_large(case: Case, problem: Problem) -> str | None:
+    """A reason when forward and backward of a case do not fit beside what is there already."""
+    need = case.fit(problem).settings.torch_dtype.itemsize * case.working_floats(problem)
+    return too_large("forward and backward", need, problem.device)
 
 
 def peak_bytes(

@@ -118,13 +118,13 @@ def measure(plan: Plan, runner: Runner) -> None:
 def _measure_shape(plan: Plan, runner: Runner, name: str) -> None:
     runner.bar.set_description_str(f"making {name}")
     settings = plan.at(plan.channels[0])
-    reason = memory.too_large(generation_bytes(SHAPES[name]), torch.device("cpu"))
+    reason = memory.too_large("making the graph", generation_bytes(SHAPES[name]), torch.device("cpu"))
     if reason is None:
         _measure_graph(plan, runner, shaped_problem(name, settings, plan.device, seed=plan.seed))
         return
     sizes = _sizes(plan, name, settings)
     for suite in plan.suites:
-        runner.leave_out(suite, sizes, "all", f"making the graph {reason}")
+        runner.leave_out(suite, sizes, "all", reason)
     runner.skip(_graph_estimate(plan, sizes, runner.effort))
 
 
@@ -136,7 +136,8 @@ def _measure_graph(plan: Plan, runner: Runner, problem: Problem) -> None:
                 "layers", wide, find_cases(plan.cases), tuple(plan.phases), measure_memory=plan.memory
             )
         if "kernels" in plan.suites:
-            reason = memory.too_large(3 * 4 * CASES["DCConv"].working_floats(wide), plan.device)
+            need = 3 * 4 * CASES["DCConv"].working_floats(wide)
+            reason = memory.too_large("timing the kernels", need, plan.device)
             if reason is None:
                 runner.kernels("kernels", wide)
             else:

@@ -164,10 +164,7 @@ class Runner:
         passed = []
         for case in cases:
             self._say(f"{problem.name}: checking {case.name}")
-            reason = case.missing() or memory.too_large(
-                case.fit(problem).settings.torch_dtype.itemsize * case.working_floats(problem), problem.device
-            )
-            reason = reason or gate.check(case, problem)
+            reason = case.missing() or memory.case_too_large(case, problem) or gate.check(case, problem)
             if reason is None:
                 passed.append(case)
             else:

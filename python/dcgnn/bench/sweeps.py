@@ -82,28 +82,37 @@ def sweep_edges(
     runner: Runner, settings: Settings, device: torch.device, values: Sequence[int], seed: int
 ) -> None:
     """Random graphs of the mean degree of ogbn-products, larger and larger; what does not fit is left out."""
-    sweep = SWEEPS["edges"]
     for count in values:
-        shape = scaled_shape(count // 2)
-        # The sizes without the edges, to say what was left out.
-        empty = Problem(
-            f"{count:.0e} edges", torch.empty(2, 2 * shape.num_edges, device="meta"), shape.num_nodes
-        )
-        empty.settings, empty.device, empty.seed = settings, device, seed
-        need = generation_bytes(shape) + 4 * DC_CONV.working_floats(empty)
-        reason = memory.too_large(need, device)
-        if reason is not None:
-            for phase in PHASES:
-                row = runner.context.row(sweep.suite, empty, "DCConv", phase, torch.get_num_threads())
-                runner.rows.append(row.failed(reason))
-            runner.skip(
-                sum(layer_estimate(case, empty, PHASES, runner.effort, False) for case in sweep.cases)
-            )
-        else:
-            runner.bar.set_description_str(f"making {count:.0e} edges")
-            problem = shaped_problem(empty.name, settings, device, shape=shape, seed=seed)
-            runner.layers(sweep.suite, problem, sweep.cases, PHASES, measure_memory=False)
+        _edges_point(runner, settings, device, count, seed)
         runner.keep(runner.rows)
+
+
+def _edges_point(runner: Runner, settings: Settings, device: torch.device, count: int, seed: int) -> None:
+    """One size, whose graph is gone before that of the next is made."""
+    sweep, shape = SWEEPS["edges"], scaled_shape(count // 2)
+    # The sizes without the edges, to say what was left out.
+    edges = torch.empty(2, 2 * shape.num_edges, device="meta")
+    sizes = Problem(edges_name(count), edges, shape.num_nodes, settings, device, seed)
+    making = memory.too_large("making the graph", generation_bytes(shape), torch.device("cpu"))
+    reasons = {case.name: making or memory.case_too_large(case, sizes) for case in sweep.cases}
+    problem = None
+    if None in reasons.values():
+        runner.bar.set_description_str(f"making {sizes.name}")
+        with runner.attempt(sweep.suite, sizes, "all"):
+            problem = shaped_problem(sizes.name, settings, device, shape=shape, seed=seed)
+    else:
+        for name, reason in reasons.items():
+            runner.leave_out(sweep.suite, sizes, name, reason or "")
+    if problem is not None:
+        runner.layers(sweep.suite, problem, sweep.cases, PHASES, measure_memory=False)
+    else:
+        runner.skip(sum(layer_estimate(case, sizes, PHASES, runner.effort, False) for case in sweep.cases))
+
+
+def edges_name(count: int) -> str:
+    """All digits that count, so that different sizes have different names: 1e+06, 2.4e+06."""
+    digits, exponent = f"{count:.17e}".split("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{exponent} edges"
 
 
 def sweep_settings(runner: Runner, sweep: Sweep, problem: Problem) -> None:
