@@ -126,6 +126,29 @@ def test_a_graph_that_cannot_be_made_does_not_stop_a_sweep(monkeypatch):
     assert {row.graph for row in worker.rows if row.median_ms is not None} == {"1.2e+04 edges"}
 
 
+def test_a_graph_is_built_once_for_check_and_times(monkeypatch):
+    built: list[str] = []
+    build, csr = EgoGraph.from_edge_index, CASES["GCNConv(CSR)"]
+
+    def counting(edges, nodes=None):
+        if not isinstance(edges, EgoGraph):
+            built.append("ego")
+        return build(edges, nodes)
+
+    def counting_csr(problem):
+        built.append("csr")
+        return csr.make_graph(problem)
+
+    monkeypatch.setattr(EgoGraph, "from_edge_index", counting)
+    problem, worker = tiny(), runner()
+    cases = [DC_CONV, CASES["DCConv bfloat16"], replace(csr, make_graph=counting_csr)]
+    worker.layers("layers", problem, cases, ("forward", "forward+backward"))
+    assert built == ["ego", "csr"]
+    assert list(problem.made.values()) == [problem.graph], "the others are dropped"
+    run = make_runs(DC_CONV, problem, ("build",))["build"].timed
+    assert run() is not run(), "the phase builds anew"
+
+
 def test_phases_of_a_case(device):
     problem = tiny(device)
     assert list(make_runs(DC_CONV, problem, PHASES)) == list(PHASES)

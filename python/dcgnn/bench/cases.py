@@ -17,10 +17,10 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from dcgnn.baselines import ConvNet
 from dcgnn.bench import formulas
-from dcgnn.bench.problem import NUM_CLASSES, Problem, Settings
+from dcgnn.bench.problem import NUM_CLASSES, Problem, Settings, ego_graph
 from dcgnn.nn.conv import DCConv
 from dcgnn.nn.model import DCGNN
-from dcgnn_kernels import EgoGraph, fallback
+from dcgnn_kernels import fallback
 from dcgnn_kernels.backends import OPS
 
 LAYER_PHASES = ("build", "forward", "backward", "forward+backward")
@@ -74,8 +74,8 @@ class Case:
         return problem.with_settings(replace(problem.settings, dtype=self.dtype))
 
     def graph(self, problem: Problem) -> Any:
-        """The graph as the layer takes it."""
-        return problem.edge_index if self.make_graph is None else self.make_graph(problem)
+        """The graph as the layer takes it, made once for each problem."""
+        return problem.edge_index if self.make_graph is None else problem.once(self.make_graph)
 
     def layer(self, problem: Problem) -> nn.Module:
         """The layer with its weights drawn from a fixed seed."""
@@ -220,7 +220,7 @@ DC_CONV = Case(
     "DCConv",
     _dc_conv,
     formulas.dc_rows,
-    make_graph=lambda problem: EgoGraph.from_edge_index(problem.edge_index, problem.num_nodes),
+    make_graph=ego_graph,
     check_gradients=True,
     working_floats=_dc_floats,
     make_model=_dc_gnn,

@@ -100,7 +100,8 @@ def dc_rows(layer: Any, problem: Problem, nodes: Tensor) -> Tensor:
     z = problem.x @ layer.lin.weight.T
 
     centroids = options.global_embedding
-    cost = z.square().sum(1)[:, None] - 2 * z @ centroids.T + centroids.square().sum(1)
+    squares = torch.einsum("if,if->i", z, z)  # without the N × F squares
+    cost = squares[:, None] - 2 * (z @ centroids.T) + centroids.square().sum(1)
     whole = Segments.single(z.size(0), z.device)
     cost = reference.scale_cost(cost, whole, options.global_cost_scale)
     limits = reference.DEFAULT_TOL, reference.DEFAULT_MAX_ITERS

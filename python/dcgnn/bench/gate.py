@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dcgnn.bench.cases import Case
 from dcgnn.bench.problem import Problem
+from dcgnn_kernels import release_memory
 
 # Largest difference relative to the largest value; the roundings of a layer's steps add up.
 TOLERANCES = {"float64": 1e-9, "float32": 2e-4, "float16": 1e-2, "bfloat16": 3e-2}
@@ -36,6 +37,7 @@ def check(case: Case, problem: Problem) -> str | None:
     except Exception as error:
         return f"does not run: {one_line(error)}"
 
+    release_memory()  # of the kernels: the formula has its own
     exact_layer = copy.deepcopy(layer).double()
     exact = problem.with_settings(problem.settings)
     exact.__dict__["x"] = problem.x.detach().double().requires_grad_(case.check_gradients)

@@ -36,8 +36,9 @@ def make_runs(case: Case, problem: Problem, phases: tuple[str, ...]) -> dict[str
     problem = case.fit(problem)
     runs: dict[str, Run] = {}
     chosen = [phase for phase in phases if phase in case.phases]
-    if "build" in chosen and case.make_graph is not None:
-        runs["build"] = _wrapped(case, problem, lambda: case.graph(problem))
+    make = case.make_graph
+    if "build" in chosen and make is not None:
+        runs["build"] = _wrapped(case, problem, lambda: make(problem))
     if any(phase not in ("build", *MODEL_PHASES) for phase in chosen):
         runs |= {name: run for name, run in _layer_runs(case, problem).items() if name in chosen}
     if any(phase in MODEL_PHASES for phase in chosen):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +45,7 @@ class Problem:
         settings: Sizes of the layer.
         device: Where everything lies.
         seed: That of a random graph; 0 for others.
+        made: What :meth:`once` keeps.
     """
 
     name: str
@@ -51,11 +54,18 @@ class Problem:
     settings: Settings = field(default_factory=Settings)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     seed: int = 0
+    made: dict[Callable[[Problem], Any], Any] = field(default_factory=dict, repr=False, compare=False)
 
-    @cached_property
+    def once(self, make: Callable[[Problem], Any]) -> Any:
+        """``make(self)``, made by the first call and kept: large graphs take longer to build than to use."""
+        if make not in self.made:
+            self.made[make] = make(self)
+        return self.made[make]
+
+    @property
     def graph(self) -> EgoGraph:
         """The ego-neighbourhoods."""
-        return EgoGraph.from_edge_index(self.edge_index, self.num_nodes)
+        return self.once(ego_graph)
 
     @cached_property
     def x(self) -> Tensor:
@@ -75,10 +85,15 @@ class Problem:
 
     def with_settings(self, settings: Settings) -> Problem:
         """The same graph for other sizes of the layer; a graph that was built is kept."""
-        other = replace(self, settings=settings)
-        if "graph" in self.__dict__:
-            other.__dict__["graph"] = self.graph
+        other = replace(self, settings=settings, made=dict(self.made))
+        other.forget()
         return other
+
+    def forget(self) -> None:
+        """Drop all that was made but the ego-neighbourhoods, which fit any settings."""
+        for make in list(self.made):
+            if make is not ego_graph:
+                del self.made[make]
 
     def data(self) -> GraphData:
         """For training: random labels, half of the nodes to train on."""
@@ -96,6 +111,11 @@ class Problem:
             metric="accuracy",
             num_splits=1,
         )
+
+
+def ego_graph(problem: Problem) -> EgoGraph:
+    """What DCConv takes as its graph."""
+    return EgoGraph.from_edge_index(problem.edge_index, problem.num_nodes)
 
 
 def shape_name(name: str) -> str:

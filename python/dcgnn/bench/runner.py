@@ -101,6 +101,7 @@ class Runner:
                     self.rows.append(row.timed(timed[case.name], least))
             self._step(sum(self._estimate(case, problem, phase) for case in passed if case.name in group))
         del runs
+        problem.forget()
         if measure_memory:
             self._memory(suite, problem, passed, phases)
 
