@@ -37,8 +37,9 @@ $(STAMP): $(VENV)/.requirements setup.py pyproject.toml CMakeLists.txt $(SOURCES
 demo: setup
 	$(BIN)/python -m dcgnn demo
 
+# The tests are spread over the cores; benchmarks are not timed there.
 test: setup native-test
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests --numprocesses auto --maxprocesses 8 --dist worksteal --benchmark-disable
 
 # What make test runs in part. Compiling for nine GPUs takes the most of it.
 test-gpu-code: setup
