@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -163,6 +164,9 @@ def test_figures_without_files(tmp_path, monkeypatch):
     accuracies = trees.data["results"]["gcn"]["3"]
     percent = [f"{100 * accuracies[key]:.1f}" for key in ("train_metric", "test_metric")]
     assert trees.rows[1][2] == " / ".join(percent)
+    some = reproduce("tree-neighborsmatch", replace(nowhere, depths=[3], models=["gcn"]))
+    assert (some.header, some.rows) == (["model", "depth 3"], [["GCN", " / ".join(percent)]])
+    assert "of depth 2" not in some.notes[0]
 
 
 def test_list_names_everything_and_its_state(tmp_path, data_root, capsys):
@@ -190,6 +194,8 @@ def test_has_files_takes_penn94_without_its_splits(tmp_path):
         (["reproduce", "table-9"], "no table or figure 'table-9'"),
         (["reproduce", "classification", "--datasets", "mars"], "'mars' is not one of"),
         (["reproduce", "classification", "--models", "bert"], "'bert' is not one of"),
+        (["reproduce", "tree-neighborsmatch", "--depths", "5-7"], "--depths: 7 is not one of 2, 3, 4, 5, 6"),
+        (["reproduce", "tree-neighborsmatch", "--depths", "deep"], "--depths wants"),
         (["reproduce", "few-labels"], "no files of cora, citeseer, pubmed"),
     ],
 )

@@ -30,6 +30,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--models", metavar="NAMES", help="models, separated by commas (default: all)")
     parser.add_argument("--split", default="0-2", metavar="SPLITS", help="0-2, 0-9, 0,3,5 (default: 0-2)")
+    parser.add_argument(
+        "--depths", metavar="DEPTHS", help="depths of tree-neighborsmatch: 2-5, 2,4 (default: 2-6)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default: 0)")
     parser.add_argument("--epochs", type=int, metavar="N", help="most epochs (default: the presets')")
     parser.add_argument(
@@ -47,6 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
         datasets=_names(arguments.datasets),
         models=_names(arguments.models),
         splits=parse_splits(arguments.split, 10),
+        depths=_depths(arguments.depths),
         seed=arguments.seed,
         epochs=arguments.epochs,
         progress=not arguments.quiet,
@@ -65,6 +69,12 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{subject}: {verdict}")
     folder = context.out / arguments.name
     print(f"results: {folder / 'result.json'}, {folder / 'figure.png'}")
+
+
+def _depths(text: str | None) -> list[int] | None:
+    if text is None or text.strip().lower() == "all":
+        return None
+    return parse_splits(text, 0, "--depths")
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -235,19 +235,19 @@ def _check_files(
     return resumable
 
 
-def parse_splits(text: str, available: int) -> list[int]:
-    """Split indices from ``"3"``, ``"0-9"``, ``"0,2,5-7"`` or ``"all"``."""
+def parse_splits(text: str, available: int, option: str = "--split") -> list[int]:
+    """Split indices from ``"3"``, ``"0-9"``, ``"0,2,5-7"`` or ``"all"``; ``option`` is named in errors."""
     if text.strip().lower() == "all":
         return list(range(available))
     splits: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
         if match is None:
-            raise ValueError(f"--split wants 0, 0-9, 0,3,5 or all, got {text!r}")
+            raise ValueError(f"{option} wants 0, 0-9, 0,3,5 or all, got {text!r}")
         first = int(match[1])
         last = int(match[2]) if match[2] else first
         if last < first:
-            raise ValueError(f"--split: the range {part.strip()} is empty")
+            raise ValueError(f"{option}: the range {part.strip()} is empty")
         splits.extend(range(first, last + 1))
     return list(dict.fromkeys(splits))
 

@@ -67,6 +67,7 @@ class Context:
         seed: Seed of training.
         epochs: Most epochs, where the preset's number is too many.
         progress: Show a progress bar on stderr.
+        depths: Depths of Tree-NeighborsMatch; None: all.
     """
 
     out: Path
@@ -77,6 +78,7 @@ class Context:
     seed: int = 0
     epochs: int | None = None
     progress: bool = False
+    depths: Sequence[int] | None = None
     _graphs: dict[tuple[str, int], GraphData] = field(default_factory=dict, repr=False)
 
     def load(self, graph: str, split: int = 0) -> GraphData:
