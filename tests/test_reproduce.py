@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_data_real import write_heterophilous
 
+from dcgnn import training
 from dcgnn.cli import main
 from dcgnn.reproduce import EXPERIMENTS, Context, classification, reproduce, sensitivity, state_of, tree
 from dcgnn.reproduce.experiment import Job, has_files
@@ -167,6 +168,23 @@ def test_figures_without_files(tmp_path, monkeypatch):
     some = reproduce("tree-neighborsmatch", replace(nowhere, depths=[3], models=["gcn"]))
     assert (some.header, some.rows) == (["model", "depth 3"], [["GCN", " / ".join(percent)]])
     assert "of depth 2" not in some.notes[0]
+
+
+def test_trees_count_the_epoch_that_fits_the_training_trees(tmp_path, monkeypatch):
+    results = []
+
+    def spy(*arguments, **options):
+        results.append(training.train(*arguments, **options))
+        return results[-1]
+
+    monkeypatch.setattr(tree, "train", spy)
+    monkeypatch.setattr(tree, "_BASELINE_EPOCHS", {2: 12})
+    outcome = reproduce("tree-neighborsmatch", Context(out=tmp_path, depths=[2], models=["gcn"]))
+    (result,) = results
+    kept = outcome.data["results"]["gcn"]["2"]
+    assert result.epochs == 12
+    assert kept["train_metric"] == result.train_metric == max(result.history.val_metric)
+    assert "val_metric" not in kept, "no trees are left for validation"
 
 
 def test_list_names_everything_and_its_state(tmp_path, data_root, capsys):

@@ -29,6 +29,8 @@ _SPLIT = (0.8, 0.1)
 #: Seed of the trees; settings were looked for on trees of other seeds.
 _TREE_SEED = 1
 _EPOCHS = {2: 300, 3: 6, 4: 6, 5: 4, 6: 4}
+#: The baselines stay at chance for the first thousand steps where they learn at all.
+_BASELINE_EPOCHS = {2: 300, 3: 40, 4: 20, 5: 5, 6: 4}
 _BATCH_SIZE = 64  # trees
 _HIDDEN = 128
 _TRAINING = {"lr": 0.003, "lr_schedule": "cosine", "weight_decay": 0.0}
@@ -56,7 +58,7 @@ def tree_of_node(data: GraphData, depth: int) -> Tensor:
 
 
 def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
-    """Train every model on every depth that was asked for."""
+    """Train every model on every depth that was asked for; the best epoch on training trees counts."""
     models = context.choose_models(MODELS)
     depths = list(DEPTHS if context.depths is None else context.depths)
     for depth in depths:
@@ -106,7 +108,8 @@ def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
         draw=draw,
         notes=[
             "Accuracy in percent, training / test. The paper that introduced the problem tells the training "
-            "accuracy. Trees can be learned by heart, so DC-GNN passes with 99.5% of both. "
+            "accuracy, so the epoch with the best one counts. Trees can be learned by heart, so DC-GNN "
+            "passes with 99.5% of both. "
             "Training trees: "
             + ", ".join(f"{round(_SPLIT[0] * _NUM_TREES[depth])} of depth {depth}" for depth in depths)
             + "."
@@ -116,7 +119,8 @@ def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
 
 def _job(context: Context, depth: int, model: str) -> Job:
     graph = f"tree-neighborsmatch:depth={depth},num_trees={_NUM_TREES[depth]},seed={_TREE_SEED}"
-    epochs = _EPOCHS[depth] if context.epochs is None else min(context.epochs, _EPOCHS[depth])
+    epochs = (_EPOCHS if model == "dcgnn" else _BASELINE_EPOCHS)[depth]
+    epochs = epochs if context.epochs is None else min(context.epochs, epochs)
     training: dict[str, Any] = {**_TRAINING, "epochs": epochs, "patience": epochs}
     options = dcgnn_options(2**depth) if model == "dcgnn" else baseline_options(model, depth)
 
@@ -124,15 +128,19 @@ def _job(context: Context, depth: int, model: str) -> Job:
         data = context.load(graph)
         masks = zip(data.masks(), random_split(data.y, 0, _SPLIT), strict=True)
         data = replace(data, **dict(masks))  # type: ignore[arg-type]
+        # The question is what a model can fit. Validation trees would choose an epoch before the fit where a
+        # model learns by heart; of depth 2 there are but nine.
+        data = replace(data, val_mask=data.train_mask)
         torch.manual_seed(context.seed)
         make = DCGNN if model == "dcgnn" else BASELINES[model]
         net = make(data.num_features, _HIDDEN, data.num_classes, **options)
         config = TrainConfig(seed=context.seed, **training)
         batches = GraphBatches(tree_of_node(data, depth), _BATCH_SIZE)
         result = train(net, data, config, batches=batches).to_dict()
-        del result["history"]
+        del result["history"], result["val_metric"]
         return result
 
     settings = {"graph": graph, "model": model, "hidden": _HIDDEN, "batch_size": _BATCH_SIZE, "split": _SPLIT,
-                "options": options, "training": training, "seed": context.seed}  # fmt: skip
+                "epoch": "best on training trees", "options": options, "training": training,
+                "seed": context.seed}  # fmt: skip
     return Job(f"depth {depth} {model}", settings, compute)
