@@ -29,7 +29,7 @@ _SPLIT = (0.8, 0.1)
 #: Seed of the trees; settings were looked for on trees of other seeds.
 _TREE_SEED = 1
 _EPOCHS = {2: 300, 3: 6, 4: 6, 5: 4, 6: 4}
-#: The baselines stay at chance for the first thousand steps where they learn at all.
+#: The baselines stay at chance for many steps before they learn.
 _BASELINE_EPOCHS = {2: 300, 3: 40, 4: 20, 5: 5, 6: 4}
 _BATCH_SIZE = 64  # trees
 _HIDDEN = 128
