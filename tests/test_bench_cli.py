@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dcgnn.bench import plan
-from dcgnn.bench.rows import read_json
+from dcgnn.bench.rows import read_json, write_json
 from dcgnn.bench.runner import Runner
 from dcgnn.bench.shapes import SHAPES, Shape
 from dcgnn.cli import main
@@ -142,6 +142,10 @@ def test_mistakes_are_one_line(capsys):
     assert "unknown graph 'coral'" in fails(capsys, *TINY, "--graphs", "coral")
     assert "--rounds is too small: 0" in fails(capsys, *TINY, "--rounds", "0")
     assert "--threads must be positive" in fails(capsys, *TINY, "--threads", "0")
+    assert "--threads must be at most 1024" in fails(capsys, *TINY, "--threads", "3000")
+    sweep = (*TINY, "--sweeps", "edges")
+    assert "--edges: at most 1000000000000" in fails(capsys, *sweep, "--edges", "2e19")
+    assert "sweeps have one width" in fails(capsys, *sweep, "--channels", "4", "8")
     assert "channels must be positive" in fails(capsys, *TINY, "--channels", "0")
     assert "--dtype wants float64, float32" in fails(capsys, *TINY, "--dtype", "int8")
     assert "No such file" in fails(capsys, "bench", "--from", "absent.json")
@@ -211,6 +215,14 @@ def test_a_run_with_nothing_in_common_is_kept(capsys):
     assert main([*few, "--seed", "1", "--compare", "old.json", "--json", "new.json"]) == 0
     assert "no measurement in common" in capsys.readouterr().out
     assert {row.seed for row in read_json("new.json")} == {1}
+    message = fails(capsys, "bench", "--from", "new.json", "--compare", "old.json")
+    assert "the two runs have no measurement in common" in message
+    assert "seed = 1 in new.json and 0 in old.json" in fails(
+        capsys, "bench", "--from", "new.json", "old.json"
+    )
+    assert "leave --quick out" in fails(capsys, "bench", "--quick", "--from", "new.json")
+    write_json("none.json", [])
+    assert "no rows in none.json" in fails(capsys, "bench", "--from", "none.json")
 
 
 def test_more_mistakes_are_one_line(capsys):

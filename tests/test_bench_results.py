@@ -13,6 +13,7 @@ import pytest
 from dcgnn.bench import page, plots, tables
 from dcgnn.bench.compare import compare
 from dcgnn.bench.fill import PLACE, fill, known_places, markdown
+from dcgnn.bench.merge import merged
 from dcgnn.bench.rows import Row, commit, read_json, write_csv, write_json
 from dcgnn.bench.sweeps import SWEEPS, edge_values, edges_name, fit_edges, thread_values
 from dcgnn.timing import Samples
@@ -229,15 +230,49 @@ def test_compare_counts_what_is_beyond_the_spread(rows):
         for known in rows
     ]
     table = compare(rows, quicker)
-    changes = {(line[2], line[3]): line[-2:] for line in table.rows if line[0] == "layers"}
-    assert changes["DCConv", "forward"] == ["0.50", "faster"]
-    assert changes["GATConv", "forward"] == ["1.00", "within the spread"]
-    assert compare(quicker, rows).rows[0][-2:] == ["2.00", "slower"]
-    assert "layers of others, which our code does not touch: 1.00" in table.note
+    changes = {(line[2], line[3]): line[-3:] for line in table.rows if line[0] == "layers"}
+    assert changes["DCConv", "forward"] == ["0.50", "1.00", "faster"]
+    assert changes["GATConv", "forward"] == ["1.00", "1.00", "within the spread"]
+    assert compare(quicker, rows).rows[0][-3:] == ["2.00", "1.00", "slower"]
+    assert "layers that our code does not touch" in table.note
     other = [dataclasses.replace(known, commit="def") for known in rows]
     assert "commit: abc before, def now" in compare(rows, other).note
     with pytest.raises(ValueError, match="no measurement in common"):
         compare(rows, [row(1.0, channels=3)])
+
+
+def test_a_slow_moment_shows_beside_the_rows_that_it_met(rows):
+    slow = [
+        row(3.0 * known.median_ms, **_context(known))
+        if (known.graph, known.phase) == ("genius shape", "forward") and known.median_ms
+        else known
+        for known in rows
+    ]
+    slow[1] = dataclasses.replace(slow[1], machine="another machine")
+    table = compare(rows, slow)
+    others = {(line[1], line[3]): line[-2] for line in table.rows if line[0] == "layers"}
+    assert others["genius shape", "forward"] == "3.00"
+    assert others["genius shape", "epoch"] == others["penn94 shape", "forward"] == "1.00"
+    assert "machine: a machine before, another machine now" in table.note
+    kernels = [line[-2] for line in table.rows if line[0] == "kernels"]
+    assert set(kernels) == {"-"}, "nobody else's layer runs beside kernels"
+
+
+def test_runs_are_merged_only_where_tables_can_tell_them_apart(rows):
+    sweeps = [known for known in rows if known.suite.startswith("sweep")]
+    layers = [known for known in rows if not known.suite.startswith("sweep")]
+    assert merged({"a.json": layers, "b.json": sweeps}) == [*layers, *sweeps]
+    with pytest.raises(ValueError, match=r"a\.json and b\.json both have DCConv, forward, on penn94 shape"):
+        merged({"a.json": layers, "b.json": layers})
+    for name, value in (("num_local", 8), ("num_global", 9), ("dtype", "float64"), ("threads", 1)):
+        other = [row(1.0, case="DCConv", graph="arxiv shape", **{name: value})]
+        with pytest.raises(ValueError, match=rf"{name} = .* in a\.json and {value} in b\.json"):
+            merged({"a.json": layers, "b.json": other})
+    wider = [dataclasses.replace(known, channels=7, graph="other edges") for known in sweeps]
+    with pytest.raises(ValueError, match="channels = "):
+        merged({"a.json": sweeps, "b.json": wider})
+    widths = [known for known in sweeps if known.suite == "sweep channels"]
+    assert merged({"a.json": widths[:1], "b.json": widths[1:]}) == widths
 
 
 def test_compare_names_what_is_not_measured_any_more(rows):

@@ -31,6 +31,14 @@ def atomic_write(path: str | Path, write: Callable[[IO[bytes]], object]) -> None
         write: Receives the open binary file.
     """
     path = Path(path).resolve()
+    try:
+        _write_or_replace(path, write)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say which file it was
+        raise
+
+
+def _write_or_replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     if path.exists() and not path.is_file():
         with open(path, "wb") as special:
             write(special)

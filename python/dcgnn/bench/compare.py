@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,9 +24,10 @@ _SIZES: dict[str, Callable[[Row], str]] = {
 def compare(old: Sequence[Row], new: Sequence[Row]) -> Table:
     """Every measurement that both have.
 
-    A change counts when the intervals from p20 to p80 do not touch. The note says by how much the layers
-    of others moved, which no change of our kernels explains: that is the machine. It also names what was
-    measured before and gets a reason now, such as a kernel that no longer agrees with the reference.
+    A change counts when the intervals from p20 to p80 do not touch. Beside it stands by how much the layers
+    of others moved in the same rounds, which no change of our kernels explains: that is the machine. The
+    note names what was measured before and gets a reason now, such as a kernel that no longer agrees with
+    the reference.
     """
     before = {row.key: row for row in old if row.median_ms is not None}
     pairs = [(before[row.key], row) for row in new if row.median_ms is not None and row.key in before]
@@ -36,6 +38,7 @@ def compare(old: Sequence[Row], new: Sequence[Row]) -> Table:
         for name, value in _SIZES.items()
         if len({value(now) for _, now in pairs}) > 1  # a column for what was swept
     }
+    others = {_group(now): _of_others(pairs, _group(now)) for _, now in pairs}
     cells = [
         [
             now.suite,
@@ -48,12 +51,13 @@ def compare(old: Sequence[Row], new: Sequence[Row]) -> Table:
             milliseconds(then.median_ms),
             milliseconds(now.median_ms),
             f"{_change(then, now):.2f}",
+            "-" if others[_group(now)] is None else f"{others[_group(now)]:.2f}",
             verdict(then, now),
         ]
         for then, now in pairs
     ]
     header = ["suite", "graph", "case", "phase", "F", "dtype", *sizes]
-    header += ["old ms", "new ms", "new / old", "change"]
+    header += ["old ms", "new ms", "new / old", "of others", "change"]
     return Table("Compared with the older run", header, cells, _note(pairs, _lost(old, new)), words=4)
 
 
@@ -71,7 +75,17 @@ def verdict(old: Row, new: Row) -> str:
 
 
 def _change(old: Row, new: Row) -> float:
-    return float(new.median_ms or 0.0) / float(old.median_ms or 1.0)
+    return float(new.median_ms or 0.0) / old.median_ms if old.median_ms else math.inf
+
+
+def _group(row: Row) -> tuple[object, ...]:
+    """Rows with the same were measured in the same rounds."""
+    return row.suite, row.graph, row.phase, row.channels, row.threads
+
+
+def _of_others(pairs: Sequence[tuple[Row, Row]], group: tuple[object, ...]) -> float | None:
+    changes = [_change(old, new) for old, new in pairs if _group(new) == group and not is_ours(new)]
+    return statistics.median(changes) if changes else None
 
 
 def _lost(old: Sequence[Row], new: Sequence[Row]) -> list[str]:
@@ -88,16 +102,12 @@ def _of_all_phases(row: Row) -> Row:
 
 
 def _note(pairs: Sequence[tuple[Row, Row]], lost: Sequence[str]) -> str:
-    others = [_change(old, new) for old, new in pairs if not is_ours(new)]
-    parts = []
-    if others:
-        parts.append(
-            f"layers of others, which our code does not touch: {statistics.median(others):.2f} (median)"
-        )
+    parts = [
+        "of others: new / old of layers that our code does not touch, on the same graph in the same phase"
+    ]
     for name in ("machine", "torch", "torch_geometric", "backend", "commit"):
-        values = [getattr(row, name) for row in pairs[0]]
-        if values[0] != values[1]:
-            parts.append(f"{name}: {values[0]} before, {values[1]} now")
+        values = dict.fromkeys((getattr(old, name), getattr(new, name)) for old, new in pairs)
+        parts += [f"{name}: {before} before, {now} now" for before, now in values if before != now]
     if lost:
         parts.append(f"measured before, not now: {'; '.join(lost)}")
     return "; ".join(parts)

@@ -19,6 +19,7 @@ from dcgnn.bench.shapes import generation_bytes, scaled_shape
 
 PHASES = ("forward", "forward+backward")
 EDGES = (10_000, 100_000, 1_000_000, 10_000_000, 60_000_000, 100_000_000)
+MOST_EDGES = 10**12
 FIT_FROM = 1_000_000  # below, calls cost as much as edges
 
 
@@ -68,6 +69,8 @@ def edge_values(values: Sequence[int] | None) -> tuple[int, ...]:
     chosen = tuple(sorted(values or EDGES))
     if chosen[0] < 10_000:
         raise ValueError(f"--edges: at least 10000 are wanted, got {chosen[0]}")
+    if chosen[-1] > MOST_EDGES:
+        raise ValueError(f"--edges: at most {MOST_EDGES} are possible, got {chosen[-1]}")
     return chosen
 
 

@@ -100,6 +100,19 @@ def ratio(rows: Sequence[Row], ours: tuple[str, str], theirs: tuple[str, str]) -
     return None if above is None or below is None else above / below
 
 
+def settings_of(row: Row, without: Sequence[str] = ()) -> str:
+    """What a row was measured with, in words; but for what is said elsewhere."""
+    words = {
+        "channels": f"F = {row.channels}",
+        "num_local": f"K = {row.num_local}",
+        "num_global": f"|Ω| = {row.num_global}",
+        "local_iters": f"T = {row.local_iters} local and {row.global_iters} global",
+        "dtype": row.dtype,
+        "threads": f"{row.threads} threads",
+    }
+    return ", ".join(text for name, text in words.items() if name not in without)
+
+
 def layer_tables(rows: Sequence[Row]) -> list[Table]:
     """One table for each graph: every phase and case with its spread, memory and ratio."""
     tables = []
@@ -126,7 +139,8 @@ def layer_tables(rows: Sequence[Row]) -> list[Table]:
         if cells:
             tables.append(
                 Table(
-                    f"{name}: {first.num_nodes:,} nodes, {first.num_edges:,} edges, {first.threads} threads",
+                    f"{name}: {first.num_nodes:,} nodes, {first.num_edges:,} edges in both directions, "
+                    f"{settings_of(first, ('channels', 'dtype'))}",
                     ["phase", "case", "median ms", "p20", "p80", "rounds", "DCConv / it", "peak MB"],
                     cells,
                     words=2,
@@ -291,7 +305,9 @@ def sweep_table(rows: Sequence[Row], sweep: Sweep) -> Table | None:
         for name, show in lines
     ]
     shown = [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
-    note = slope_note(rows) if sweep.name == "edges" else ""
+    note = f"{settings_of(found[0], (*sweep.fields, sweep.name))}."
+    if sweep.name == "edges":
+        note = f"{note} {slope_note(rows)}".rstrip()
     graph = "" if sweep.name == "edges" else f", {found[0].graph}"
     return Table(f"Sweep over {sweep.title}{graph}", [sweep.name, *shown], cells, note)
 
@@ -309,7 +325,9 @@ def _share(row: Row) -> str:
 
 
 def _per_slot(row: Row) -> str:
-    return "-" if row.median_ms is None else f"{1e6 * row.median_ms / row.num_slots:.3g}"
+    if row.median_ms is None or row.num_slots == 0:
+        return "-"
+    return f"{1e6 * row.median_ms / row.num_slots:.3g}"
 
 
 def slope_note(rows: Sequence[Row]) -> str:

@@ -16,6 +16,7 @@ from dcgnn.bench.cases import CASES, PHASES
 from dcgnn.bench.compare import compare
 from dcgnn.bench.fill import fill
 from dcgnn.bench.gate import TOLERANCES
+from dcgnn.bench.merge import merged
 from dcgnn.bench.problem import Settings
 from dcgnn.bench.shapes import SHAPES
 from dcgnn.bench.sweeps import SWEEPS
@@ -23,6 +24,8 @@ from dcgnn.cli.checks import check_writable, find_device
 from dcgnn.cli.info import environment
 from dcgnn.cli.table import format_table
 from dcgnn.data import DATA_ROOT_VARIABLE
+
+MOST_THREADS = 1024
 
 _EPILOG = f"""\
 shapes:  {", ".join(SHAPES)}
@@ -125,7 +128,12 @@ def run(arguments: argparse.Namespace) -> None:
     _check_numbers(arguments)
     older = rows.read_json(arguments.compare) if arguments.compare else None
     if arguments.sources:
-        _report(arguments, [row for name in arguments.sources for row in rows.read_json(name)], older)
+        found = merged({name: rows.read_json(name) for name in arguments.sources})
+        if not found:
+            raise ValueError(f"--from: no rows in {', '.join(arguments.sources)}")
+        if older is not None:
+            compare(older, found)  # an error here ends the command, before anything is printed
+        _report(arguments, found, older)
         return
     chosen, effort = _plan(arguments), _effort(arguments)
     before = torch.get_num_threads()
@@ -166,6 +174,12 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be positive, got {value}")
+    if arguments.threads is not None and arguments.threads > MOST_THREADS:
+        raise ValueError(f"--threads must be at most {MOST_THREADS}, got {arguments.threads}")
+    if arguments.sources and arguments.quick:
+        raise ValueError("--from measures nothing: leave --quick out")
+    if arguments.sweeps and len(set(arguments.channels)) > 1:
+        raise ValueError("--channels: sweeps have one width; measure others with --sweeps channels")
     for name in ("rounds", "warmup", "max_seconds"):
         value = getattr(arguments, name)
         if value is not None and not value >= (1 if name == "rounds" else 0):  # also NaN
@@ -235,11 +249,9 @@ def _report(
     *,
     finished: bool = True,
 ) -> None:
-    """Files first, then what is printed; documents are filled from a whole run alone."""
+    """What was measured is kept and printed first; documents are filled from a whole run alone."""
     if found and arguments.json:
         rows.write_json(arguments.json, found)
-    if found and arguments.csv:
-        rows.write_csv(arguments.csv, found)
     for line in tables.machine_lines(found):
         print(line)
     for table in tables.all_tables(found):
@@ -250,6 +262,8 @@ def _report(
             print(f"  {reason}")
     if not found:
         return
+    if arguments.csv:
+        rows.write_csv(arguments.csv, found)
     compared = None
     if older is not None:
         try:
