@@ -96,6 +96,23 @@ def test_int64_indices(shape):
     close(layer(dcgnn_kernels), layer(reference), (z,), torch.float64)
 
 
+@pytest.mark.parametrize("near", [3, 17])
+def test_a_hub_balances_over_all_of_its_blocks(shape, near):
+    """Its first members are all near one centroid, so that the balance lies far outside of what they span."""
+    edges, num_nodes = star(20)
+    graph = EgoGraph.from_edge_index(edges, num_nodes)
+    z, centroids = random_inputs(num_nodes, 2, 4, CPU)
+    centroids = 0.1 * centroids + torch.tensor([0.0, 1.0], dtype=z.dtype)[:, None]
+    z = 0.1 * z + (torch.arange(num_nodes) > near).to(z.dtype)[:, None]
+    options = (graph, 0.7, None, "none")
+    close(
+        lambda z, c: dcgnn_kernels.local_sinkhorn(z, c, *options),
+        lambda z, c: reference.local_sinkhorn(z, c, *options),
+        (z.detach().requires_grad_(), centroids.detach().requires_grad_()),
+        torch.float64,
+    )
+
+
 @pytest.mark.parametrize("num_clusters", [2, 3])
 def test_graphs_of_a_batch_as_egos(shape, num_clusters):
     batch = torch.tensor([1, 0, 1, 1, 2, 1, 0, 1, 1, 1, 1, 1])

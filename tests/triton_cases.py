@@ -74,7 +74,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "HUB_BLOCK", 8)
     monkeypatch.setattr(config, "WIDEST", 8)
     monkeypatch.setattr(sweep, "WHOLE_SEGMENT", 8)
-    monkeypatch.setattr(sweep, "REDUCE", 2)
+    monkeypatch.setattr(sweep, "REDUCE", 1)
     monkeypatch.setattr(global_sinkhorn, "BLOCK", 16)
     monkeypatch.setattr(global_sinkhorn, "MOST_PROGRAMS", 3)
 
