@@ -305,11 +305,11 @@ def sweep_table(rows: Sequence[Row], sweep: Sweep) -> Table | None:
         for name, show in lines
     ]
     shown = [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
-    note = f"{settings_of(found[0], (*sweep.fields, sweep.name))}."
-    if sweep.name == "edges":
-        note = f"{note} {slope_note(rows)}".rstrip()
+    notes = [settings_of(found[0], (*sweep.fields, sweep.name))]
+    if sweep.name == "edges" and (slopes := slope_note(rows)):
+        notes.append(slopes)
     graph = "" if sweep.name == "edges" else f", {found[0].graph}"
-    return Table(f"Sweep over {sweep.title}{graph}", [sweep.name, *shown], cells, note)
+    return Table(f"Sweep over {sweep.title}{graph}", [sweep.name, *shown], cells, "; ".join(notes))
 
 
 def _cell(case: str, phase: str | None, show: Callable[[Row], str]) -> Callable[[list[Row]], str]:
