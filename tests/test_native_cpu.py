@@ -358,13 +358,14 @@ def test_bfloat16_is_float32_rounded(num_channels):
             )
 
 
-@pytest.mark.parametrize("rows", [300, 9000, 40_000])
-def test_bfloat16_linear_of_many_rows(rows, threads):
-    x, weight, bias = torch.randn(rows, 24), torch.randn(8, 24), torch.randn(8)
-    narrow = [tensor.bfloat16() for tensor in (x, weight, bias)]
-    wide = [tensor.float() for tensor in narrow]
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 300, 9000, 70_000])
+def test_linear_of_many_rows(rows, dtype, threads):
+    x, weight, bias = torch.randn(rows, 24), torch.randn(9, 24), torch.randn(9)
+    narrow = [tensor.to(dtype) for tensor in (x, weight, bias)]
+    wide = [tensor.double() for tensor in narrow]
     expected = torch.nn.functional.linear(*wide)
-    upstream = torch.randn(rows, 8).bfloat16()
+    upstream = torch.randn(rows, 9).to(dtype)
     found = []
     for count in (1, 2, 3):
         threads(count)
@@ -373,11 +374,33 @@ def test_bfloat16_linear_of_many_rows(rows, threads):
         out = dcgnn_kernels.linear(leaf, weight_leaf, narrow[2])
         out.backward(upstream)
         found.append((out.detach(), leaf.grad, weight_leaf.grad))
-    torch.testing.assert_close(found[0][0], expected.bfloat16())
-    torch.testing.assert_close(found[0][1], (upstream.float() @ wide[1]).bfloat16())
-    torch.testing.assert_close(found[0][2], (upstream.float().T @ wide[0]).bfloat16())
+    sums = upstream.double().T @ wide[0]
+    torch.testing.assert_close(found[0][0], expected.to(dtype), rtol=None, atol=None)
+    torch.testing.assert_close(found[0][1], (upstream.double() @ wide[1]).to(dtype), rtol=None, atol=None)
+    # A sum that happens to be near 0 has the error of its terms.
+    error = (found[0][2].double() - sums).abs()
+    largest = upstream.double().abs().T @ wide[0].abs()
+    assert bool((error <= torch.finfo(dtype).eps * (sums.abs() + largest)).all())
     for others in found[1:]:
         assert all(torch.equal(*pair) for pair in zip(found[0], others, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(40, 3, 5), (7, 70, 33), (1, 1, 1), (5, 0, 4)])
+def test_linear_takes_matrices_as_they_lie(shape):
+    rows, inputs, outputs = shape
+    matrices = {
+        "rows": lambda *size: torch.randn(*size, dtype=torch.float64),
+        "columns": lambda *size: torch.randn(*size[::-1], dtype=torch.float64).t(),
+        "every second": lambda *size: torch.randn(2 * size[0], 2 * size[1], dtype=torch.float64)[::2, ::2],
+        "expanded": lambda *size: torch.randn(1, 1, dtype=torch.float64).expand(*size),
+    }
+    for make_x in matrices.values():
+        for make_weight in matrices.values():
+            x, weight = make_x(rows, inputs), make_weight(outputs, inputs)
+            bias = torch.randn(2 * outputs, dtype=torch.float64)[::2]
+            for shift in (None, bias):
+                found = dcgnn_kernels.linear(x, weight, shift)
+                torch.testing.assert_close(found, torch.nn.functional.linear(x, weight, shift))
 
 
 @pytest.mark.parametrize("cost_scale", COST_SCALES)

@@ -19,6 +19,8 @@
 #include <sys/mman.h>
 #endif
 
+#include "cpu/types.h"
+
 namespace dcgnn {
 namespace {
 
@@ -102,18 +104,15 @@ Block assemble_block(size_t bytes, std::list<Block>&) { return map_block(bytes);
 
 #endif
 
-// An eighth of the machine's memory, at most 2 GiB; DCGNN_KEEP_MB sets another limit, 0 keeps
-// nothing.
+// A quarter of the machine's memory; DCGNN_KEEP_MB sets another limit, 0 keeps nothing.
 size_t keep_limit() {
   if (const char* text = std::getenv("DCGNN_KEEP_MB")) {
     const long long megabytes = std::atoll(text);
     return megabytes > 0 ? static_cast<size_t>(megabytes) << 20 : 0;
   }
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-  const size_t most = size_t{2} << 30;
-  if (pages <= 0 || page <= 0) return most;
-  const size_t share = static_cast<size_t>(pages) / 8 * static_cast<size_t>(page);
-  return share < most ? share : most;
+  if (pages <= 0 || page <= 0) return size_t{2} << 30;
+  return static_cast<size_t>(pages) / 4 * static_cast<size_t>(page);
 }
 
 class KeptPages final : public c10::Allocator {
@@ -127,6 +126,14 @@ class KeptPages final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
+
+  // Memory for a kernel's own use, to be returned by give_back(*handle).
+  void* take_working_memory(int64_t bytes, void** handle) {
+    Block* block = new Block(take(static_cast<size_t>(bytes)));
+    *handle = block;
+    return block->data;
+  }
+  static void give_back(void* context);
 
   int64_t kept() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -182,8 +189,6 @@ class KeptPages final : public c10::Allocator {
     }
   }
 
-  static void give_back(void* context);
-
   std::mutex mutex_;
   std::list<Block> blocks_;  // oldest first
   const size_t limit_ = keep_limit();
@@ -199,6 +204,13 @@ void KeptPages::give_back(void* context) {
   pages().keep(std::move(*block));
   delete block;
 }
+
+const bool kKernelsUsePages = [] {
+  cpu::working_memory() = {
+      [](int64_t bytes, void** handle) { return pages().take_working_memory(bytes, handle); },
+      &KeptPages::give_back};
+  return true;
+}();
 
 }  // namespace
 

@@ -3,7 +3,8 @@
 // The first touch of a fresh page costs a fault and its zeroing, often more than the kernel that
 // writes it, and rows gathered at random from small pages miss the TLB. So that outputs of
 // kLargeBytes and more come from 2 MB pages, and a block that is given back is kept, oldest out
-// first, as long as the kept ones stay within a limit.
+// first, as long as the kept ones stay within a limit. Large working memory of the kernels comes
+// from there too.
 #pragma once
 
 #include <ATen/core/Tensor.h>

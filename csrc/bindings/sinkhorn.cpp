@@ -169,9 +169,9 @@ Gradients backward(const Problems& problems, const OptionalTensor& grad_assign_,
   at::Tensor grad_centroids =
       centroids ? empty_output(clusters_shape, z.options()) : empty_output({0}, z.options());
   if (z.size(0) == 0) return {grad_z, grad_centroids.zero_()};
-  at::Tensor coefficients =
-      empty_output({cpu::num_coefficients(transport, num_slots, problems.num_problems())},
-                   z.options().dtype(wide));
+  at::Tensor coefficients = empty_output(
+      {cpu::num_coefficients(transport, !problems.local(), num_slots, problems.num_problems())},
+      z.options().dtype(wide));
   const int64_t table_problems =
       cpu::table_problems(transport, problems.num_problems(), z.element_size());
   at::Tensor table =

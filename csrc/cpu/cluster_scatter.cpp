@@ -7,6 +7,7 @@
 // grad_clusters_j = w sum_u P_uj h_u; and one dense pass over the nodes, which is the same
 // computation on consecutive rows: grad_global_assign_ij = b_i M_j . grad_i and
 // grad_global_message_j = sum_i b_i P_ij grad_i.
+#include "problem.h"
 #include "segments.h"
 #include "tables.h"
 
@@ -109,7 +110,7 @@ void backward_block(const GatheredRows<T>& rows, int64_t count, int64_t num_clus
                     const T* assign, const T* clusters, const Factor& factor, T* products,
                     Acc<T>* columns, Acc<T>* sums) {
   using A = Acc<T>;
-  const int64_t stride = kBlockRows;
+  const int64_t stride = column_stride<A>(kBlockRows);
   reduce_rows_by_all<Dots, true>(rows, count, clusters, num_clusters, columns, stride);
   for (int64_t u = 0; u < count; ++u) {
     const A scale = factor(u);
@@ -140,7 +141,7 @@ void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const Gat
   executor.run(num_blocks, [&](int64_t first, int64_t last) {
     Memory<A> own;
     Memory<A>& used = num_blocks == 1 ? memory : own;
-    A* columns = used.columns.reserve(num_clusters * kBlockRows);
+    A* columns = used.columns.reserve(num_clusters * column_stride<A>(kBlockRows));
     for (int64_t block = first; block < last; ++block) {
       const int64_t from = block * kBlockRows;
       const int64_t size = count - from < kBlockRows ? count - from : kBlockRows;

@@ -95,10 +95,24 @@ DCGNN_INLINE Vec<A> scaled_logit(Vec<A> m, A scale, A lam) {
   return scale > 0 ? clamp_logit<A>(m / scale * lam) : Vec<A>{};
 }
 
-// Fills the logits of every block.
-template <bool kFindMaximum, class T, class Rows, class A>
-CostState<A> fill_logits(Problem<A>& problem, const Rows& rows, const T* centroids) {
+// Fills the logits of every block; then(block) comes when a block has them. Without a scale that is
+// one visit, with the block's rows still in cache.
+template <bool kFindMaximum, class T, class Rows, class A, class Then>
+CostState<A> fill_logits(Problem<A>& problem, const Rows& rows, const T* centroids,
+                         const Then& then) {
   const int64_t clusters = problem.clusters(), stride = problem.stride();
+  const CostScale kind = problem.transport().cost_scale;
+  const A lam = static_cast<A>(problem.transport().lam);
+  const auto finish = [&](int64_t block, A scale) {
+    A* columns = problem.logits(block);
+    for (int64_t c = 0; c < clusters; ++c) {
+      for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A>) {
+        A* value = columns + c * stride + u;
+        store(value, -scaled_logit<A>(load(value), scale, lam));
+      });
+    }
+    then(block);
+  };
   A totals[3];
   problem.fold_blocks(
       3, totals,
@@ -114,22 +128,13 @@ CostState<A> fill_logits(Problem<A>& problem, const Rows& rows, const T* centroi
           });
         }
         sums.write(partial);
+        if (kind == CostScale::kNone) finish(block, A(1));
       },
       CostTotals<A>::fold);
   CostState<A> state = cost_state(problem, totals);
-  if (kFindMaximum && problem.transport().cost_scale == CostScale::kMax) {
-    find_maximum(problem, state);
-  }
-  const A lam = static_cast<A>(problem.transport().lam);
-  problem.for_each_block([&](int64_t block) {
-    A* columns = problem.logits(block);
-    for (int64_t c = 0; c < clusters; ++c) {
-      for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A>) {
-        A* value = columns + c * stride + u;
-        store(value, -scaled_logit<A>(load(value), state.scale, lam));
-      });
-    }
-  });
+  if (kind == CostScale::kNone) return state;
+  if (kFindMaximum && kind == CostScale::kMax) find_maximum(problem, state);
+  problem.for_each_block([&](int64_t block) { finish(block, state.scale); });
   return state;
 }
 
@@ -142,49 +147,63 @@ DCGNN_INLINE A limit_gradient(A x) {
 
 // Turns dL (the values columns) into 2 dM in place, through the scale.
 //   dM = -lam/scale dL;  dscale = -sum(dL L)/scale;  mean: every dM += dscale/(n K);  max: the
-//   first
-// maximum in (row, cluster) order += dscale.
+//   first maximum in (row, cluster) order += dscale.
 template <class A>
-void logit_gradient_to_cost(Problem<A>& problem, const CostState<A>& state) {
-  const Transport& transport = problem.transport();
-  const int64_t clusters = problem.clusters(), stride = problem.stride();
-  const A scale = state.scale, lam = static_cast<A>(transport.lam);
-  A scale_gradient = 0;
-  if (transport.cost_scale != CostScale::kNone && scale > 0) {
+class CostGradient {
+ public:
+  CostGradient(Problem<A>& problem, const CostState<A>& state) : problem_(problem), state_(state) {
+    const Transport& transport = problem.transport();
+    const A scale = state.scale;
+    if (scale <= 0) return;  // the problem has cost 0
+    factor_ = limit_gradient(A(-2) * static_cast<A>(transport.lam) / scale);
+    if (transport.cost_scale == CostScale::kNone) return;
+    const A gradient = A(2) * limit_gradient(-logits_by_gradient() / scale);
+    if (transport.cost_scale == CostScale::kMax) {
+      at_maximum_ = gradient;
+    } else {
+      everywhere_ =
+          gradient / (static_cast<A>(problem.rows()) * static_cast<A>(problem.clusters()));
+    }
+  }
+
+  void apply(int64_t block) const {
+    const int64_t stride = problem_.stride();
+    A* values = problem_.values(block);
+    for (int64_t c = 0; c < problem_.clusters(); ++c) {
+      for_each_vector<A>(problem_.block_rows(block), [&](int64_t u, Mask<A>) {
+        A* value = values + c * stride + u;
+        store(value, clamp_logit<A>(load(value) * factor_ + everywhere_));
+      });
+    }
+    if (at_maximum_ != 0 && state_.max_row >= 0 && state_.max_row / kBlockRows == block) {
+      A* value = values + state_.max_cluster * stride + state_.max_row % kBlockRows;
+      *value = limit_gradient(*value + at_maximum_);
+    }
+  }
+
+ private:
+  // sum(dL L)
+  A logits_by_gradient() const {
+    const int64_t stride = problem_.stride();
     A dot = 0;
-    problem.sum_blocks(1, &dot, [&](int64_t block, A* partial) {
-      const A* logits = problem.logits(block);
-      const A* values = problem.values(block);
+    problem_.sum_blocks(1, &dot, [&](int64_t block, A* partial) {
+      const A* logits = problem_.logits(block);
+      const A* values = problem_.values(block);
       Vec<A> sum = {};
-      for (int64_t c = 0; c < clusters; ++c) {
-        for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A> live) {
+      for (int64_t c = 0; c < problem_.clusters(); ++c) {
+        for_each_vector<A>(problem_.block_rows(block), [&](int64_t u, Mask<A> live) {
           const Vec<A> term = load(logits + c * stride + u) * load(values + c * stride + u);
           sum += select<A>(live, term, Vec<A>{});
         });
       }
       *partial = reduce_add<A>(sum);
     });
-    scale_gradient = limit_gradient(-dot / scale);
+    return dot;
   }
-  const A factor = scale > 0 ? limit_gradient(A(-2) * lam / scale) : A(0);
-  const A everywhere =
-      transport.cost_scale == CostScale::kMean
-          ? A(2) * scale_gradient / (static_cast<A>(problem.rows()) * static_cast<A>(clusters))
-          : A(0);
-  problem.for_each_block([&](int64_t block) {
-    A* values = problem.values(block);
-    for (int64_t c = 0; c < clusters; ++c) {
-      for_each_vector<A>(problem.block_rows(block), [&](int64_t u, Mask<A>) {
-        A* value = values + c * stride + u;
-        store(value, clamp_logit<A>(load(value) * factor + everywhere));
-      });
-    }
-  });
-  if (state.max_row >= 0 && scale > 0) {
-    const int64_t block = state.max_row / kBlockRows;
-    A* value = problem.values(block) + state.max_cluster * stride + state.max_row % kBlockRows;
-    *value = limit_gradient(*value + A(2) * scale_gradient);
-  }
-}
+
+  Problem<A>& problem_;
+  const CostState<A>& state_;
+  A factor_ = 0, everywhere_ = 0, at_maximum_ = 0;
+};
 
 }  // namespace dcgnn::cpu::DCGNN_ISA

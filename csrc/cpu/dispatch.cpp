@@ -2,6 +2,7 @@
 // and AVX-512.
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "types.h"
 
@@ -44,6 +45,16 @@ const KernelTable& choose() {
 const KernelTable& kernels() {
   static const KernelTable& chosen = choose();
   return chosen;
+}
+
+WorkingMemory& working_memory() {
+  static WorkingMemory memory = {[](int64_t bytes, void** handle) {
+                                   void* data = std::aligned_alloc(64, static_cast<size_t>(bytes));
+                                   if (data == nullptr) throw std::bad_alloc();
+                                   return *handle = data;
+                                 },
+                                 [](void* handle) { std::free(handle); }};
+  return memory;
 }
 
 int64_t& streamed_bytes() {

@@ -48,33 +48,25 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   A* coefficients = static_cast<A*>(call.coefficients);
   A* scale_weight = coefficients + 2 * call.num_nodes;  // K = 2 only
   T* table = static_cast<T*>(call.table);
-  const bool pair = clusters == 2;
-  if (pair) {
-    PairSolver<T> solver(call.transport, executor);
-    solver.backward(rows, call.num_nodes, {centroids, nullptr}, potentials, grad_assign,
-                    grad_clusters, coefficients, scale_weight,
-                    {{table, false}, grad_centroids, nullptr, false});
-  } else {
+  const auto grad_z = output_rows<T>(call.grad_z, call.num_nodes, channels);
+  if (clusters != 2) {
     TransportSolver<T> solver(call.transport, executor);
     solver.backward(rows, call.num_nodes, centroids, potentials, grad_assign, grad_clusters,
-                    coefficients, grad_centroids);
+                    {nullptr, grad_z}, grad_centroids);
+    return;
   }
-  const auto gather = grad_clusters == nullptr ? gather_node_gradient<false, T, OneProblem>
-                                               : gather_node_gradient<true, T, OneProblem>;
+  PairSolver<T> solver(call.transport, executor);
+  solver.backward(rows, call.num_nodes, {centroids, nullptr}, potentials, grad_assign,
+                  grad_clusters, coefficients, scale_weight,
+                  {{table, false}, grad_centroids, nullptr, false});
   const int64_t num_blocks = (call.num_nodes + kBlockRows - 1) / kBlockRows;
-  const auto grad_z = output_rows<T>(call.grad_z, call.num_nodes, channels);
   executor.run(num_blocks, [&](int64_t begin, int64_t end) {
     Buffer<A> row;
     A* sums = row.reserve(channels);
     const int64_t last = end * kBlockRows < call.num_nodes ? end * kBlockRows : call.num_nodes;
     for (int64_t node = begin * kBlockRows; node < last; ++node) {
-      if (pair) {
-        gather_pair_gradient(OneProblem{}, node, node + 1, channels, coefficients, scale_weight,
-                             table, 0, z + node * channels, centroids, 0, sums);
-      } else {
-        gather(OneProblem{}, node, node + 1, clusters, channels, coefficients, z + node * channels,
-               centroids, grad_clusters, sums);
-      }
+      gather_pair_gradient(OneProblem{}, node, node + 1, channels, coefficients, scale_weight,
+                           table, 0, z + node * channels, centroids, 0, sums);
       write_row(grad_z + node * channels, sums, channels);
     }
     stream_fence();

@@ -242,7 +242,7 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
                     static_cast<const A*>(call.potentials) + ego * steps * clusters,
                     grad_assign == nullptr ? nullptr : grad_assign + begin * clusters,
                     grad_clusters == nullptr ? nullptr : grad_clusters + ego * width,
-                    coefficients + begin * 2 * clusters,
+                    {coefficients + begin * 2 * clusters, {nullptr, false}},
                     static_cast<T*>(call.grad_centroids) + ego * width);
   });
   gather_nodes<T>(

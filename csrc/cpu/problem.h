@@ -19,6 +19,16 @@ namespace dcgnn::cpu::DCGNN_ISA {
 template <class A>
 constexpr A kLogitLimit = std::numeric_limits<A>::max() / A(64);
 
+// Numbers between the beginnings of two columns of `rows` rows. Columns that begin a multiple of
+// 4 KB apart would all fall on the same few lines of the nearest cache.
+template <class A>
+DCGNN_INLINE int64_t column_stride(int64_t rows) {
+  constexpr int64_t kPad = kLanes<A> < kPaddedRows ? kPaddedRows : kLanes<A>;
+  constexpr int64_t kLine = 64 / sizeof(A), kPage = 4096 / sizeof(A);
+  const int64_t stride = (rows + kPad - 1) / kPad * kPad;
+  return stride > 0 && stride % kPage == 0 ? stride + kLine : stride;
+}
+
 template <class A>
 class Problem {
  public:
@@ -28,9 +38,7 @@ class Problem {
   void reset(int64_t rows, bool backward) {
     rows_ = rows;
     num_blocks_ = (rows + kBlockRows - 1) / kBlockRows;
-    const int64_t longest = rows < kBlockRows ? rows : kBlockRows;
-    constexpr int64_t kPad = kLanes<A> < kPaddedRows ? kPaddedRows : kLanes<A>;
-    stride_ = (longest + kPad - 1) / kPad * kPad;
+    stride_ = column_stride<A>(rows < kBlockRows ? rows : kBlockRows);
     num_columns_ = (backward ? 3 : 1) * clusters() + 1;
     columns_.reserve(num_blocks_ * num_columns_ * stride_);
   }

@@ -30,20 +30,36 @@ class Buffer {
   Buffer() = default;
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { std::free(data_); }
+  ~Buffer() { give_back(); }
   T* reserve(int64_t count) {
     if (count > capacity_) {
-      std::free(data_);
+      give_back();
       const int64_t bytes = (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
-      data_ = static_cast<T*>(std::aligned_alloc(64, static_cast<size_t>(bytes)));
-      capacity_ = data_ == nullptr ? 0 : count;
-      if (data_ == nullptr) throw std::bad_alloc();
+      if (bytes >= kLargeBuffer) {
+        data_ = static_cast<T*>(working_memory().take(bytes, &handle_));
+      } else {
+        data_ = static_cast<T*>(std::aligned_alloc(64, static_cast<size_t>(bytes)));
+        if (data_ == nullptr) throw std::bad_alloc();
+      }
+      capacity_ = count;
     }
     return data_;
   }
 
  private:
+  void give_back() {
+    if (handle_ != nullptr) {
+      working_memory().give_back(handle_);
+    } else {
+      std::free(data_);
+    }
+    data_ = nullptr;
+    handle_ = nullptr;
+    capacity_ = 0;
+  }
+
   T* data_ = nullptr;
+  void* handle_ = nullptr;  // of large memory
   int64_t capacity_ = 0;
 };
 

@@ -8,9 +8,9 @@ namespace dcgnn::cpu::DCGNN_ISA {
 
 const KernelTable& table() {
   static const KernelTable kTable = {
-      DCGNN_NAME(DCGNN_ISA),    local_sinkhorn,           local_sinkhorn_backward,
-      global_sinkhorn,          global_sinkhorn_backward, cluster_scatter,
-      cluster_scatter_backward, local_centroids,          local_centroids_backward,
+      DCGNN_NAME(DCGNN_ISA),    local_sinkhorn,  local_sinkhorn_backward,  global_sinkhorn,
+      global_sinkhorn_backward, cluster_scatter, cluster_scatter_backward, local_centroids,
+      local_centroids_backward, linear,          outer_products,
   };
   return kTable;
 }

@@ -17,6 +17,8 @@ void cluster_scatter(const ScatterForward& call, const Executor& executor);
 void cluster_scatter_backward(const ScatterBackward& call, const Executor& executor);
 void local_centroids(const CentroidsForward& call, const Executor& executor);
 void local_centroids_backward(const CentroidsBackward& call, const Executor& executor);
+void linear(const LinearForward& call, const Executor& executor);
+void outer_products(const OuterProducts& call, const Executor& executor);
 
 const KernelTable& table();
 

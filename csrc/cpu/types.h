@@ -74,15 +74,15 @@ struct Transport {
   int64_t max_iters;  // only to convergence
 };
 
-// What a backward keeps for its gather over the transpose: numbers (float, or double for float64),
+// What a backward keeps for the gather that makes grad_z: numbers (float, or double for float64),
 // 2 K for every slot or, at K = 2, two for every slot and then one for every problem; and so many
-// rows of the storage type for every problem.
+// rows of the storage type for every problem. The global problem needs none unless K = 2.
 constexpr int64_t kPairRows = 3;
 __attribute__((always_inline)) inline int64_t num_coefficients(const Transport& transport,
-                                                               int64_t num_slots,
+                                                               bool is_global, int64_t num_slots,
                                                                int64_t num_problems) {
-  return transport.num_clusters == 2 ? 2 * num_slots + num_problems
-                                     : 2 * transport.num_clusters * num_slots;
+  if (transport.num_clusters == 2) return 2 * num_slots + num_problems;
+  return is_global ? 0 : 2 * transport.num_clusters * num_slots;
 }
 __attribute__((always_inline)) inline int64_t table_rows(const Transport& transport) {
   return transport.num_clusters == 2 ? kPairRows : 0;
@@ -194,6 +194,30 @@ struct CentroidsBackward {
   void* grad_z;      // [N, F]
 };
 
+// out = x weight^T + bias; weight[o][k] is at o * weight_strides[0] + k * weight_strides[1].
+struct LinearForward {
+  DType dtype;
+  int64_t rows;
+  int64_t inputs;
+  int64_t outputs;
+  const void* x;       // [rows, inputs]
+  const void* weight;  // [outputs, inputs]
+  int64_t weight_strides[2];
+  const void* bias;  // [outputs], or null
+  void* out;         // [rows, outputs]
+};
+
+// out[a][b] = sum_n left[n][a] right[n][b].
+struct OuterProducts {
+  DType dtype;
+  int64_t rows;
+  int64_t lefts;
+  int64_t rights;
+  const void* left;   // [rows, lefts]
+  const void* right;  // [rows, rights]
+  void* out;          // [lefts, rights]
+};
+
 // The kernels of one instruction set.
 struct KernelTable {
   const char* isa;
@@ -205,10 +229,22 @@ struct KernelTable {
   void (*cluster_scatter_backward)(const ScatterBackward&, const Executor&);
   void (*local_centroids)(const CentroidsForward&, const Executor&);
   void (*local_centroids_backward)(const CentroidsBackward&, const Executor&);
+  void (*linear)(const LinearForward&, const Executor&);
+  void (*outer_products)(const OuterProducts&, const Executor&);
 };
 
 // Outputs of so many bytes and more pass the caches by; tests lower it.
 int64_t& streamed_bytes();
+
+// Where kernels take working memory of kLargeBuffer bytes and more from, aligned to 64 bytes: at
+// first fresh each time; the bindings keep it between calls, since the first touch of a page is
+// dear.
+constexpr int64_t kLargeBuffer = int64_t{1} << 21;
+struct WorkingMemory {
+  void* (*take)(int64_t bytes, void** handle);
+  void (*give_back)(void* handle);
+};
+WorkingMemory& working_memory();
 
 // The best table that this processor can run; the environment variable DCGNN_CPU_ISA
 // (baseline, avx2, avx512) asks for a lower one. Chosen once.

@@ -199,7 +199,8 @@ Results<T> run_sinkhorn(const Case& c, const cpu::Graph* graph, int64_t num_node
                                      out.potentials.data()};
   CHECK((graph == nullptr ? kernels.global_sinkhorn : kernels.local_sinkhorn)(forward, executor));
   const int64_t slots = static_cast<int64_t>(grad_assign.size()) / c.clusters;
-  std::vector<Wide<T>> coefficients(cpu::num_coefficients(transport, slots, problems));
+  std::vector<Wide<T>> coefficients(
+      cpu::num_coefficients(transport, graph == nullptr, slots, problems));
   const int64_t table_problems = std::min(problems, most_table_problems);
   Output<T> table(table_problems * cpu::table_rows(transport) * c.channels);
   const cpu::SinkhornBackward backward{transport,
@@ -462,6 +463,78 @@ void check_centroids(int64_t clusters, int64_t channels, const TestGraph<Index>&
   CHECK(std::fabs(left - right) <= Storage<T>::kTolerance * size);
 }
 
+// A map of rows, with the weight as it is and transposed, and the sum of outer products.
+template <class T>
+void check_linear(int64_t rows, int64_t inputs, int64_t outputs, std::mt19937_64& random) {
+  const auto x = random_values<T>(rows * inputs, 1, random);
+  const auto g = random_values<T>(rows * outputs, 1, random);
+  const auto weight = random_values<T>(outputs * inputs, 1, random);
+  const auto bias = random_values<T>(outputs, 1, random);
+  const auto at = [](const auto& values, int64_t k) { return Storage<T>::widen(values[k]); };
+  Doubles want(rows * outputs, 0), want_turned(rows * outputs, 0), want_sums(outputs * inputs, 0);
+  for (int64_t n = 0; n < rows; ++n) {
+    for (int64_t o = 0; o < outputs; ++o) {
+      want[n * outputs + o] = at(bias, o);
+      for (int64_t k = 0; k < inputs; ++k) {
+        want[n * outputs + o] += at(x, n * inputs + k) * at(weight, o * inputs + k);
+        want_turned[n * outputs + o] += at(x, n * inputs + k) * at(weight, k * outputs + o);
+        want_sums[o * inputs + k] += at(g, n * outputs + o) * at(x, n * inputs + k);
+      }
+    }
+  }
+  Output<T> first, first_sums;
+  for (const int threads : {1, 2, 5}) {
+    const ThreadExecutor executor(threads);
+    Output<T> out(rows * outputs), turned(rows * outputs), sums(outputs * inputs);
+    const DType dtype = Storage<T>::kType;
+    cpu::kernels().linear({dtype,
+                           rows,
+                           inputs,
+                           outputs,
+                           x.data(),
+                           weight.data(),
+                           {inputs, 1},
+                           bias.data(),
+                           out.data()},
+                          executor);
+    cpu::kernels().linear({dtype,
+                           rows,
+                           inputs,
+                           outputs,
+                           x.data(),
+                           weight.data(),
+                           {1, outputs},
+                           nullptr,
+                           turned.data()},
+                          executor);
+    cpu::kernels().outer_products({dtype, rows, outputs, inputs, g.data(), x.data(), sums.data()},
+                                  executor);
+    const double tolerance = Storage<T>::kTolerance;
+    check_close(out.data(), want, tolerance, "linear");
+    check_close(turned.data(), want_turned, tolerance, "linear, transposed weight");
+    check_close(sums.data(), want_sums, tolerance, "outer products");
+    if (threads == 1) {
+      first = out;
+      first_sums = sums;
+    }
+    CHECK(same_bits(first, out));
+    CHECK(same_bits(first_sums, sums));
+  }
+}
+
+template <class T>
+void check_maps(std::mt19937_64& random) {
+  for (const int64_t rows : {0, 1, 13, 800}) {
+    for (const int64_t inputs : {0, 1, 5, 64}) {
+      for (const int64_t outputs : {1, 7, 16, 33, 64}) {
+        check_linear<T>(rows, inputs, outputs, random);
+      }
+    }
+  }
+  check_linear<T>(30, 400, 700, random);  // weights beyond the second cache
+  check_linear<T>(5000, 3, 10, random);   // several parts
+}
+
 template <class T, class Index>
 int check_all(std::mt19937_64& random) {
   int cases = 0;
@@ -512,6 +585,9 @@ int main() {
   cases += dcgnn::test::check_all<double, int32_t>(random);
   cases += dcgnn::test::check_all<float, int64_t>(random);
   cases += dcgnn::test::check_all<dcgnn::cpu::BFloat16, int32_t>(random);
+  dcgnn::test::check_maps<double>(random);
+  dcgnn::test::check_maps<float>(random);
+  dcgnn::test::check_maps<dcgnn::cpu::BFloat16>(random);
   std::printf("kernels (%s): %d transport cases\n", dcgnn::cpu::kernels().isa, cases);
   return 0;
 }
