@@ -380,7 +380,7 @@ def test_linear_of_many_rows(rows, dtype, threads):
     # A sum that happens to be near 0 has the error of its terms.
     error = (found[0][2].double() - sums).abs()
     largest = upstream.double().abs().T @ wide[0].abs()
-    assert bool((error <= torch.finfo(dtype).eps * (sums.abs() + largest)).all())
+    assert bool((error <= 8 * torch.finfo(dtype).eps * largest).all())
     for others in found[1:]:
         assert all(torch.equal(*pair) for pair in zip(found[0], others, strict=True))
 
