@@ -129,11 +129,13 @@ struct Memory {
   Buffer<A> columns, sums;
 };
 
-// backward_block over all blocks of `count` rows, and the sum of their sums, in order, as sums_out.
-template <class T, class Factor>
+// backward_block over all blocks of `count` rows, and the sum of their sums, in order, as sums_out;
+// then(from, to) follows when those rows have had their visit.
+template <class T, class Factor, class Then>
 void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const GatheredRows<T>& rows,
                      int64_t count, int64_t num_clusters, const T* assign, const T* clusters,
-                     const Factor& factor, T* products, const OutputRows<T>& sums_out) {
+                     const Factor& factor, T* products, const OutputRows<T>& sums_out,
+                     const Then& then) {
   using A = Acc<T>;
   const int64_t width = num_clusters * rows.channels;
   const int64_t num_blocks = (count + kBlockRows - 1) / kBlockRows;
@@ -149,6 +151,7 @@ void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const Gat
           rows.from(from), size, num_clusters, assign + from * num_clusters, clusters,
           [&](int64_t u) { return factor(from + u); }, products + from * num_clusters, columns,
           partials + block * width);
+      then(from, from + size);
     }
   });
   for (int64_t block = 1; block < num_blocks; ++block) {
@@ -157,22 +160,18 @@ void backward_blocks(const Executor& executor, Memory<Acc<T>>& memory, const Gat
   write_rows(sums_out, partials, num_clusters, rows.channels);
 }
 
-// out_i = factor_i rows_i for all nodes.
+// out_i = factor_i rows_i for some nodes.
 template <class T>
-void scale_rows(const Executor& executor, int64_t num_nodes, int64_t channels, const Acc<T>* factor,
-                const T* rows, T* data) {
+void scale_rows(int64_t begin, int64_t end, int64_t channels, const Acc<T>* factor, const T* rows,
+                const OutputRows<T>& out) {
   using A = Acc<T>;
-  const auto out = output_rows<T>(data, num_nodes, channels);
-  executor.run((num_nodes + kBlockRows - 1) / kBlockRows, [&](int64_t begin, int64_t end) {
-    const int64_t last = end * kBlockRows < num_nodes ? end * kBlockRows : num_nodes;
-    for (int64_t node = begin * kBlockRows; node < last; ++node) {
-      for_each_slice<A, 4>(channels, [&](auto slice) {
-        slice.write(out + node * channels,
-                    [&](int v) { return factor[node] * slice.load(rows + node * channels, v); });
-      });
-    }
-    stream_fence();
-  });
+  for (int64_t node = begin; node < end; ++node) {
+    for_each_slice<A, 4>(channels, [&](auto slice) {
+      slice.write(out + node * channels,
+                  [&](int v) { return factor[node] * slice.load(rows + node * channels, v); });
+    });
+  }
+  stream_fence();
 }
 
 template <class T>
@@ -189,7 +188,11 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
   // and unlike an incoming gradient grad_x lies in huge pages.
   const T* scaled = grad;
   if (update.x != nullptr) {
-    scale_rows(executor, graph.num_nodes, channels, factors<A>(update.local_factor), grad, grad_x);
+    executor.run((graph.num_nodes + kBlockRows - 1) / kBlockRows, [&](int64_t begin, int64_t end) {
+      const int64_t last = end * kBlockRows < graph.num_nodes ? end * kBlockRows : graph.num_nodes;
+      scale_rows(begin * kBlockRows, last, channels, factors<A>(update.local_factor), grad,
+                 output_rows<T>(grad_x, graph.num_nodes, channels));
+    });
     scaled = grad_x;
   }
   const auto grad_clusters =
@@ -203,7 +206,7 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
         static_cast<const T*>(call.assign) + begin * num_clusters,
         static_cast<const T*>(call.clusters) + ego * num_clusters * channels,
         [=](int64_t) { return weight; }, static_cast<T*>(call.grad_assign) + begin * num_clusters,
-        grad_clusters + ego * num_clusters * channels);
+        grad_clusters + ego * num_clusters * channels, [](int64_t, int64_t) {});
   };
   const SerialExecutor serial;
   for_each_segment(
@@ -222,8 +225,11 @@ void run_backward(const ScatterBackward& call, const Executor& executor) {
       update.num_global, static_cast<const T*>(update.global_assign),
       static_cast<const T*>(update.global_message),
       [=](int64_t node) { return global_factor[node]; }, static_cast<T*>(call.grad_global_assign),
-      output_rows<T>(call.grad_global_message, update.num_global, channels));
-  scale_rows(executor, graph.num_nodes, channels, factors<A>(update.x_factor), grad, grad_x);
+      output_rows<T>(call.grad_global_message, update.num_global, channels),
+      [&](int64_t from, int64_t to) {
+        scale_rows(from, to, channels, factors<A>(update.x_factor), grad,
+                   output_rows<T>(grad_x, graph.num_nodes, channels));
+      });
 }
 
 }  // namespace

@@ -88,14 +88,14 @@ __attribute__((always_inline)) inline int64_t table_rows(const Transport& transp
   return transport.num_clusters == 2 ? kPairRows : 0;
 }
 // How many problems a backward should take at a time: a large table is made, and gathered from, in
-// parts, so that it takes the memory of one row a problem.
+// two parts, so that it takes half the memory.
 constexpr int64_t kWholeTableBytes = int64_t{1} << 26;
 __attribute__((always_inline)) inline int64_t table_problems(const Transport& transport,
                                                              int64_t num_problems,
                                                              int64_t bytes_per_number) {
   const int64_t rows = num_problems * table_rows(transport);
   if (rows * transport.channels * bytes_per_number <= kWholeTableBytes) return num_problems;
-  return (num_problems + kPairRows - 1) / kPairRows;
+  return (num_problems + 1) / 2;
 }
 
 // For the global problem graph is null and there is one problem with num_nodes rows. Without
