@@ -37,6 +37,34 @@ def test_input_dropout_acts_on_the_features_alone():
         Recipe("gcn", OPTIONS | {"input_dropout": 1.0}).build(data)
 
 
+@pytest.mark.parametrize("model", ["gcn", "sage", "gin"])
+def test_sparse_matrix_gives_what_the_edges_give(model):
+    data = load_graph("sbm:num_nodes=60,avg_degree=4")
+    loops = torch.arange(0, 60, 2).repeat(2, 1)  # some, but not all, nodes have one
+    one_way = torch.tensor([[0, 1, 2], [3, 3, 3]])
+    edge_index = torch.cat([data.edge_index, loops, one_way], dim=1).unique(dim=1)
+    edge_index = edge_index[:, torch.randperm(edge_index.size(1))]
+    results = []
+    for matrix in (False, True):
+        torch.manual_seed(0)
+        net = Recipe(model, OPTIONS).build(data).eval()
+        graph = net.graph_of(edge_index, 60) if matrix else edge_index
+        assert (graph.layout == torch.sparse_csr) is matrix
+        logits = net(data.x, graph)
+        logits.square().sum().backward()
+        results.append([logits, *(parameter.grad for parameter in net.parameters())])
+    for edges, sparse in zip(*results, strict=True):
+        torch.testing.assert_close(sparse, edges, rtol=1e-4, atol=1e-4)
+
+
+def test_parallel_edges_stay_edges_and_attention_has_no_matrix():
+    data = load_graph("sbm:num_nodes=60,avg_degree=4")
+    twice = torch.cat([data.edge_index, data.edge_index[:, :1]], dim=1)
+    assert Recipe("sage", OPTIONS).build(data).graph_of(twice, 60) is twice
+    for model in ("gat", "mlp"):
+        assert Recipe(model, OPTIONS).build(data).graph_of(data.edge_index, 60) is data.edge_index
+
+
 def test_unknown_model():
     with pytest.raises(ValueError, match="model must be one of"):
         Recipe("bert")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import LINKX, MLP, GATConv, GCNConv, GINConv, SAGEConv
+from torch_geometric.utils import coalesce, remove_self_loops, to_torch_csr_tensor
 
 from dcgnn.nn.messages import NodeBlock
 from dcgnn.nn.sparse_input import dropout_linear
@@ -34,6 +36,8 @@ class ConvNet(nn.Module):
         input_dropout: The one of the input features; None: that of ``dropout``.
         norm: ``None``, ``"batch"`` or ``"layer"``.
         residual: Add a linear map of the node itself in every layer.
+        matrix: How the convolution takes a graph as a sparse matrix: ``"edges"``: its edges as they are,
+            ``"no loops"``: without self-loops, because it adds its own; None: it does not.
 
     Shapes:
         ``x`` :math:`[N, F]`, whatever graph the convolution takes, logits :math:`[N, C]`.
@@ -51,8 +55,10 @@ class ConvNet(nn.Module):
         input_dropout: float | None = None,
         norm: str | None = None,
         residual: bool = False,
+        matrix: str | None = None,
     ) -> None:
         super().__init__()
+        self.matrix = matrix
         self.dropout = dropout
         self.input_dropout = dropout if input_dropout is None else input_dropout
         if not 0 <= self.input_dropout < 1:
@@ -72,6 +78,23 @@ class ConvNet(nn.Module):
             h = block(conv(h, graph), h)
         return self.lin_out(h)
 
+    def graph_of(self, edge_index: Tensor, num_nodes: int) -> Tensor:
+        """The graph in the fastest form that the convolutions take, with the same results up to rounding.
+
+        Over ``edge_index`` PyG's layers keep a message for every edge; a sparse matrix takes none of that.
+        Parallel edges, which a matrix would join, stay in ``edge_index``.
+        """
+        if self.matrix is None or edge_index.size(1) == 0:
+            return edge_index
+        target = coalesce(edge_index.flip(0), num_nodes=num_nodes)
+        if target.size(1) != edge_index.size(1):
+            return edge_index
+        if self.matrix == "no loops":
+            target, _ = remove_self_loops(target)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return to_torch_csr_tensor(target, size=(num_nodes, num_nodes), is_coalesced=True)
+
     def _drop(self, h: Tensor) -> Tensor:
         return functional.dropout(h, self.dropout, self.training)
 
@@ -89,6 +112,7 @@ def gcn(
         in_channels,
         hidden_channels,
         out_channels,
+        matrix="no loops",
         **options,  # type: ignore[arg-type]
     )
 
@@ -137,6 +161,7 @@ def sage(in_channels: int, hidden_channels: int, out_channels: int, **options: o
         in_channels,
         hidden_channels,
         out_channels,
+        matrix="edges",
         **options,  # type: ignore[arg-type]
     )
 
@@ -148,6 +173,7 @@ def gin(in_channels: int, hidden_channels: int, out_channels: int, **options: ob
         in_channels,
         hidden_channels,
         out_channels,
+        matrix="edges",
         **options,  # type: ignore[arg-type]
     )
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dcgnn.baselines import ConvNet
 from dcgnn.data.graph_data import GraphData
 from dcgnn.distributed import launch
 from dcgnn.losses import orthogonality_loss, training_loss
@@ -79,6 +80,8 @@ class FullBatch:
             graph = self.data.edge_index
             if isinstance(model, DCGNN):
                 graph = EgoGraph.from_edge_index(graph, data.num_nodes)
+            elif isinstance(model, ConvNet):
+                graph = model.graph_of(graph, data.num_nodes)
         self.graph = graph
 
     @property
