@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 
 import pytest
 
 from dcgnn import tuning
 from dcgnn.cli import main
 from dcgnn.data import load_graph
-from dcgnn.presets import load_preset
+from dcgnn.presets import find_preset, load_preset, preset_names, recipe_for
 from dcgnn.recipe import MODELS, Recipe
-from dcgnn.tuning import Budget, recipe_of, search_space, tune
+from dcgnn.tuning import Budget, first_trials, mutated, recipe_of, search_space, tune
 
 GRAPH = "sbm:num_nodes=60,avg_degree=4,signal=2.0"
 QUICK = Budget(epochs=2, patience=2, max_layers=2)
@@ -118,6 +119,71 @@ def test_first_trials_are_points_of_the_space():
     for first in tuning._FIRST_TRIALS:
         assert set(first) == set(space)
         assert all(value in space[name] for name, value in first.items())
+
+
+@pytest.mark.parametrize("graph", preset_names())
+@pytest.mark.parametrize("model", MODELS)
+def test_searches_begin_with_presets(graph, model):
+    """The point of a preset is the preset, but for its budget."""
+    recipe = find_preset(graph, model)
+    if recipe is None:
+        return
+    budget = Budget(recipe.training["epochs"], recipe.training["patience"], max_layers=12)
+    first = first_trials(graph, model, 2, budget)[0]
+    if set(first) < set(search_space(model, budget)):
+        return  # settings that the grid does not have
+    again = recipe_of(model, first, 2, budget)
+    assert dict(again.options) == {
+        **{name: value for name, value in tuning._UNNAMED.items() if name in again.options},
+        **recipe.options,
+        **({"num_global": recipe.options["num_global"] or 8} if model == "dcgnn" else {}),
+    }
+    assert dict(again.training) == {"lr_schedule": "constant", **recipe.training}
+
+
+def test_first_trials_are_trained_first(splits, monkeypatch):
+    seen = []
+    original = Recipe.run
+    monkeypatch.setattr(Recipe, "run", lambda self, *a: seen.append(self) or original(self, *a))
+    tune(splits[:1], "gcn", trials=2, budget=QUICK)
+    default = recipe_for(splits[0].name, "gcn")
+    assert seen[0].options == {"input_dropout": None, **default.options}
+    assert seen[1].options != seen[0].options
+
+
+def test_later_trials_change_a_good_one(splits, tmp_path, monkeypatch):
+    """Most trials differ from one of the best before them in at most four settings, and none comes twice."""
+
+    class Result:
+        def __init__(self, val_metric: float) -> None:
+            self.val_metric = val_metric
+
+    seen = []
+
+    def run(self, data, seed=0):
+        seen.append({**self.options, **self.training})
+        return None, Result(1.0 / len(seen))
+
+    monkeypatch.setattr(Recipe, "run", run)
+    tune(splits[:1], "mlp", trials=11, budget=QUICK)
+    apart = [
+        min(sum(new[name] != old[name] for name in new) for old in seen[:3])
+        for index, new in enumerate(seen)
+        if index >= 3 and index % tuning._EXPLORE_EVERY
+    ]
+    assert len(apart) == 6
+    assert all(1 <= count <= 4 for count in apart)
+    assert len({json.dumps(settings, sort_keys=True) for settings in seen}) == len(seen)
+
+
+def test_numbers_move_by_at_most_two_places():
+    space = {"width": (1, 2, 3, 4, 5, 6), "norm": (None, "batch", "layer"), "fixed": (7,)}
+    draw = random.Random(0)
+    parent = {"width": 2, "norm": None, "fixed": 7}
+    children = [mutated(parent, space, draw) for _ in range(200)]
+    assert {child["width"] for child in children} == {1, 2, 3, 4}
+    assert {child["norm"] for child in children} == {None, "batch", "layer"}
+    assert {child["fixed"] for child in children} == {7}
 
 
 def test_command_writes_a_preset(tmp_path, monkeypatch, capsys):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,8 @@ from tqdm import tqdm
 
 from dcgnn.data import GraphData
 from dcgnn.extras import require
-from dcgnn.recipe import Recipe
+from dcgnn.presets import find_preset
+from dcgnn.recipe import Recipe, default_num_global
 from dcgnn.training import TrainingDiverged, TrainingInterrupted
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ _SKELETON: dict[str, Sequence[Any]] = {
 _DCGNN: dict[str, Sequence[Any]] = {
     "alpha": (0.0, 0.1, 0.3, 0.5, 0.7, 0.9),
     "beta": (0.0, 0.1, 0.5, 1.0, 2.0, 5.0),
-    "lam": (0.5, 1.0, 2.0, 5.0, 10.0),
+    "lam": (0.1, 0.5, 1.0, 2.0, 5.0, 10.0),
     "clusters_per_class": (1, 2, 4),
     "global_cost_scale": ("none", "mean"),
     "transform": (None, "shared", "per-cluster"),
@@ -93,6 +96,20 @@ _FIRST_TRIALS: tuple[dict[str, Any], ...] = (
     _PLAIN | {"num_layers": 1, "hidden_channels": 128, "alpha": 0.5, "beta": 5.0, "residual": True},
 )  # fmt: skip
 
+#: What a preset means that does not name these settings.
+_UNNAMED: dict[str, Any] = {
+    "input_dropout": None, "global_cost_scale": "none", "local_init": "carry", "lr_schedule": "constant",
+}  # fmt: skip
+
+#: How many settings a step of the search changes, drawn from these.
+_CHANGES = (1, 1, 2, 2, 3, 4)
+
+#: A step changes one of so many of the best trials.
+_PARENTS = 3
+
+#: Every so many trials TPE draws all settings; the others change a good trial.
+_EXPLORE_EVERY = 5
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -131,7 +148,7 @@ def search_space(model: str, budget: Budget) -> dict[str, Sequence[Any]]:
     return space | _DCGNN | _TRAINING | _LOSSES if model == "dcgnn" else space | _TRAINING
 
 
-def recipe_of(model: str, chosen: dict[str, Any], num_classes: int, budget: Budget) -> Recipe:
+def recipe_of(model: str, chosen: Mapping[str, Any], num_classes: int, budget: Budget) -> Recipe:
     """The recipe for one point of :func:`search_space`."""
     chosen = dict(chosen)
     names = [name for name in (_TRAINING | _LOSSES) if name in chosen]
@@ -142,6 +159,48 @@ def recipe_of(model: str, chosen: dict[str, Any], num_classes: int, budget: Budg
         # Without the global problem there are no clusters for these losses.
         training["ortho_weight"] = training["sim_weight"] = 0.0
     return Recipe(model, chosen, training | {"epochs": budget.epochs, "patience": budget.patience})
+
+
+def point_of(recipe: Recipe, num_classes: int, budget: Budget) -> dict[str, Any]:
+    """The point of :func:`search_space` for a recipe, without the settings that the space does not have."""
+    given = _UNNAMED | dict(recipe.options) | dict(recipe.training)
+    if "num_global" in given:
+        number = given.pop("num_global") or default_num_global(num_classes)
+        given["clusters_per_class"] = number / num_classes
+    return {
+        name: values[list(values).index(given[name])]
+        for name, values in search_space(recipe.model, budget).items()
+        if name in given and given[name] in values
+    }
+
+
+def first_trials(graph: str, model: str, num_classes: int, budget: Budget) -> list[dict[str, Any]]:
+    """Where a search begins: the preset of the graph, that of all graphs, and settings known to work."""
+    space = search_space(model, budget)
+    presets = [find_preset(name, model) for name in (graph, "default")]
+    points = [point_of(recipe, num_classes, budget) for recipe in presets if recipe is not None]
+    if model == "dcgnn":
+        points += [
+            {name: value for name, value in first.items() if value in space[name]} for first in _FIRST_TRIALS
+        ]
+    distinct = {json.dumps(point, sort_keys=True): point for point in points}
+    return list(distinct.values())
+
+
+def mutated(
+    parent: Mapping[str, Any], space: Mapping[str, Sequence[Any]], draw: random.Random
+) -> dict[str, Any]:
+    """``parent`` with one to four settings changed; numbers move by one or two places in the grid."""
+    child = dict(parent)
+    for name in draw.sample(sorted(space), min(draw.choice(_CHANGES), len(space))):
+        values = list(space[name])
+        place = values.index(child[name])
+        others = [index for index in range(len(values)) if index != place]
+        if all(isinstance(value, int | float) for value in values):
+            others = [index for index in others if abs(index - place) <= 2]
+        if others:
+            child[name] = values[draw.choice(others)]
+    return child
 
 
 def tune(
@@ -159,9 +218,12 @@ def tune(
 ) -> Found:
     """Search for the settings with the best mean validation metric over ``splits``.
 
-    A trial trains one split after the other and is given up as soon as its mean falls below the median of
-    the others at that point. The best of many noisy trials owes much to luck: several ``finalists`` are
-    trained again with other seeds, and the best mean over all seeds wins. The test nodes are not looked at.
+    The search begins with :func:`first_trials`; after them most trials change a few settings of one of the
+    best so far, because a grid of some twenty settings is too large for the few dozen trials of a search to
+    learn it as a whole. A trial trains one split after the other and is given up as soon as its mean falls
+    below the median of the others at that point. The best of many noisy trials owes much to luck: several
+    ``finalists`` are trained again with other seeds, and the best mean over all seeds wins. The test nodes
+    are not looked at.
 
     Args:
         splits: The same graph in each split to train.
@@ -203,10 +265,27 @@ def tune(
         done = len(_ended(study))
         # Another seed for the continuation: the same one would draw the first trials once more.
         study.sampler = optuna.samplers.TPESampler(seed=seed + done, n_startup_trials=10)
-        if model == "dcgnn" and not study.trials:
-            for first in _FIRST_TRIALS:
-                usable = {name: value for name, value in first.items() if value in space[name]}
-                study.enqueue_trial(usable)
+        if not study.trials:
+            for first in first_trials(splits[0].name, model, splits[0].num_classes, budget):
+                study.enqueue_trial(first)
+
+        def key(chosen: Mapping[str, Any]) -> str:
+            recipe = recipe_of(model, chosen, splits[0].num_classes, budget)
+            return json.dumps(recipe.to_dict(), sort_keys=True)
+
+        def propose(study: optuna.Study) -> None:
+            """Give the next trial its settings, unless it has some or TPE is to draw them."""
+            waiting = any(trial.state.name == "WAITING" for trial in study.trials)
+            number, best = len(study.trials), _best_trials(study)[:_PARENTS]
+            if waiting or not best or number % _EXPLORE_EVERY == 0:
+                return
+            draw = random.Random(f"{seed}, {number}")
+            tried = {key(trial.params) for trial in study.trials if set(trial.params) == set(space)}
+            for _ in range(100):
+                child = mutated(draw.choice(best).params, space, draw)
+                if key(child) not in tried:
+                    study.enqueue_trial(child)
+                    return
 
         def objective(trial: optuna.Trial) -> float:
             chosen = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
@@ -221,11 +300,12 @@ def tune(
                 if _complete(study):
                     bar.set_postfix({"best validation": f"{100 * study.best_value:.2f}"})
 
-            left = max(0, trials - done)
-            if left:
-                study.optimize(
-                    objective, n_trials=left, timeout=seconds, callbacks=[show], catch=(TrainingDiverged,)
-                )
+            end = math.inf if seconds is None else time.monotonic() + seconds
+            for _ in range(trials - done):
+                if time.monotonic() >= end:
+                    break
+                propose(study)
+                study.optimize(objective, n_trials=1, callbacks=[show], catch=(TrainingDiverged,))
         if not _complete(study):
             raise ValueError(f"no trial of {study.study_name} could be finished")
         seeds = (seed,) if finalists == 1 else tuple(range(seed, seed + repeats))

@@ -83,9 +83,14 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def recipe_for(graph: str, model: str) -> Recipe:
-    """The preset of ``graph`` for ``model``, else the settings in ``default.json``."""
+def find_preset(graph: str, model: str) -> Recipe | None:
+    """The preset of ``graph`` for ``model``, or None where there is none."""
     path = _FOLDER / f"{graph}.json"
     if path.is_file() and model in _read(path)["models"]:
         return load_preset(graph, model)
-    return load_preset("default", model)
+    return None
+
+
+def recipe_for(graph: str, model: str) -> Recipe:
+    """The preset of ``graph`` for ``model``, else the settings in ``default.json``."""
+    return find_preset(graph, model) or load_preset("default", model)
