@@ -13,6 +13,7 @@ from dcgnn.cli import main
 from dcgnn.data import load_graph
 from dcgnn.presets import find_preset, load_preset, preset_names, recipe_for
 from dcgnn.recipe import MODELS, Recipe
+from dcgnn.training import TrainingInterrupted
 from dcgnn.tuning import Budget, first_trials, mutated, recipe_of, search_space, tune
 
 GRAPH = "sbm:num_nodes=60,avg_degree=4,signal=2.0"
@@ -64,7 +65,7 @@ def test_the_best_validation_wins_and_test_labels_do_not_matter(splits):
 
 
 def test_bad_trials_are_given_up(splits, monkeypatch):
-    """After five whole trials a bad one ends with its first split."""
+    """After three whole trials a bad one ends with its first split."""
     seen = []
 
     class Result:
@@ -73,12 +74,29 @@ def test_bad_trials_are_given_up(splits, monkeypatch):
 
     def run(self, data, seed=0):
         seen.append(data.split)
-        return None, Result(0.9 if len(seen) <= 10 else 0.1)
+        return None, Result(0.9 if len(seen) <= 6 else 0.1)
 
     monkeypatch.setattr(Recipe, "run", run)
     found = tune(splits, "mlp", trials=8, budget=QUICK)
-    assert found.pruned == 3
-    assert seen == [0, 1] * 5 + [0] * 3
+    assert found.pruned == 5
+    assert seen == [0, 1] * 3 + [0] * 5
+
+
+def test_an_interrupted_trial_does_not_count(splits, tmp_path, monkeypatch):
+    original = Recipe.run
+    journal = tmp_path / "journal.log"
+    tune(splits, "mlp", trials=1, budget=QUICK, storage=journal)
+
+    def interrupted(self, data, seed=0):
+        raise TrainingInterrupted(None, 1)
+
+    monkeypatch.setattr(Recipe, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tune(splits, "mlp", trials=2, budget=QUICK, storage=journal)
+    runs = []
+    monkeypatch.setattr(Recipe, "run", lambda *a: runs.append(1) or original(*a))
+    assert tune(splits, "mlp", trials=2, budget=QUICK, storage=journal).trials == 2
+    assert len(runs) == len(splits)
 
 
 def test_finalists_meet_over_several_seeds(splits, tmp_path, monkeypatch):
@@ -145,10 +163,10 @@ def test_first_trials_are_trained_first(splits, monkeypatch):
     seen = []
     original = Recipe.run
     monkeypatch.setattr(Recipe, "run", lambda self, *a: seen.append(self) or original(self, *a))
-    tune(splits[:1], "gcn", trials=2, budget=QUICK)
+    tune(splits[:1], "gcn", trials=3, budget=QUICK)
     default = recipe_for(splits[0].name, "gcn")
     assert seen[0].options == {"input_dropout": None, **default.options}
-    assert seen[1].options != seen[0].options
+    assert [recipe.options["norm"] for recipe in seen] == ["layer", "batch", None]
 
 
 def test_later_trials_change_a_good_one(splits, tmp_path, monkeypatch):
@@ -166,12 +184,14 @@ def test_later_trials_change_a_good_one(splits, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Recipe, "run", run)
     tune(splits[:1], "mlp", trials=11, budget=QUICK)
+    begun = len(first_trials(splits[0].name, "mlp", 2, QUICK))
+    assert begun == 4
     apart = [
         min(sum(new[name] != old[name] for name in new) for old in seen[:3])
         for index, new in enumerate(seen)
-        if index >= 3 and index % tuning._EXPLORE_EVERY
+        if index >= begun and index % tuning._EXPLORE_EVERY
     ]
-    assert len(apart) == 6
+    assert len(apart) == 5
     assert all(1 <= count <= 4 for count in apart)
     assert len({json.dumps(settings, sort_keys=True) for settings in seen}) == len(seen)
 

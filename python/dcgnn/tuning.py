@@ -82,8 +82,8 @@ _PLAIN = _LAYERED | {
     "ego_readout": False, "alpha": 0.1,
 }  # fmt: skip
 
-#: Where a search for DC-GNN begins: a skeleton for all graphs, with LINKX's input, deep, the plain layer, and
-#: little more than an MLP.
+#: Where a search begins: a skeleton for all graphs, with LINKX's input, deep, the plain layer, and little
+#: more than an MLP. Baselines begin with the same, as far as they have the settings.
 _FIRST_TRIALS: tuple[dict[str, Any], ...] = (
     _LAYERED,
     _LAYERED | {"adjacency_embedding": True},
@@ -100,6 +100,9 @@ _FIRST_TRIALS: tuple[dict[str, Any], ...] = (
 _UNNAMED: dict[str, Any] = {
     "input_dropout": None, "global_cost_scale": "none", "local_init": "carry", "lr_schedule": "constant",
 }  # fmt: skip
+
+#: Marks trials that Ctrl-C ended.
+_INTERRUPTED = "interrupted"
 
 #: How many settings a step of the search changes, drawn from these.
 _CHANGES = (1, 1, 2, 2, 3, 4)
@@ -179,10 +182,10 @@ def first_trials(graph: str, model: str, num_classes: int, budget: Budget) -> li
     space = search_space(model, budget)
     presets = [find_preset(name, model) for name in (graph, "default")]
     points = [point_of(recipe, num_classes, budget) for recipe in presets if recipe is not None]
-    if model == "dcgnn":
-        points += [
-            {name: value for name, value in first.items() if value in space[name]} for first in _FIRST_TRIALS
-        ]
+    points += [
+        {name: value for name, value in first.items() if name in space and value in space[name]}
+        for first in _FIRST_TRIALS
+    ]
     distinct = {json.dumps(point, sort_keys=True): point for point in points}
     return list(distinct.values())
 
@@ -260,7 +263,7 @@ def tune(
             storage=journal,
             load_if_exists=True,
             direction="maximize",
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
         )
         done = len(_ended(study))
         # Another seed for the continuation: the same one would draw the first trials once more.
@@ -290,7 +293,11 @@ def tune(
         def objective(trial: optuna.Trial) -> float:
             chosen = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
             recipe = recipe_of(model, chosen, splits[0].num_classes, budget)
-            return _mean_validation(recipe, splits, seed, trial)
+            try:
+                return _mean_validation(recipe, splits, seed, trial)
+            except KeyboardInterrupt:
+                trial.set_user_attr(_INTERRUPTED, True)
+                raise
 
         with tqdm(total=trials, initial=min(done, trials), disable=not progress, unit="trial") as bar:
             bar.set_description(f"{splits[0].name} {model}")
@@ -382,7 +389,10 @@ def _validations(recipe: Recipe, splits: Sequence[GraphData], seed: int) -> Iter
 
 
 def _ended(study: optuna.Study) -> list[Any]:
-    return [trial for trial in study.trials if trial.state.is_finished()]
+    """The trials that count."""
+    return [
+        trial for trial in study.trials if trial.state.is_finished() and _INTERRUPTED not in trial.user_attrs
+    ]
 
 
 def _complete(study: optuna.Study) -> bool:
