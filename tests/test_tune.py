@@ -132,6 +132,16 @@ def test_no_losses_without_global_clusters():
     assert (config.ortho_weight, config.sim_weight) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("model", ["dcgnn", "gcn", "linkx"])
+def test_limits_narrow_the_space(model):
+    space = search_space(model, Budget(max_layers=2, max_channels=64))
+    assert (space["num_layers"], space["hidden_channels"]) == ((1, 2), (32, 64))
+    with pytest.raises(ValueError, match="max_layers must be at least 1, got 0"):
+        search_space(model, Budget(max_layers=0))
+    with pytest.raises(ValueError, match="max_channels must be at least 32, got 31"):
+        search_space(model, Budget(max_channels=31))
+
+
 def test_first_trials_are_points_of_the_space():
     space = search_space("dcgnn", Budget())
     for first in tuning._FIRST_TRIALS:

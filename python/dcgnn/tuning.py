@@ -122,11 +122,13 @@ class Budget:
         epochs: Most epochs of a run.
         patience: Epochs without a better validation metric before a run stops.
         max_layers: Most layers.
+        max_channels: Most hidden channels.
     """
 
     epochs: int = 300
     patience: int = 60
     max_layers: int = 8
+    max_channels: int = 256
 
 
 @dataclass(frozen=True)
@@ -142,12 +144,12 @@ class Found:
 
 def search_space(model: str, budget: Budget) -> dict[str, Sequence[Any]]:
     """The choices for every setting of a model."""
-    if model == "linkx":
-        return _LINKX | _TRAINING
-    space = dict(_SKELETON)
-    space["num_layers"] = tuple(depth for depth in space["num_layers"] if depth <= budget.max_layers)
-    if not space["num_layers"]:
-        raise ValueError(f"max_layers must be positive, got {budget.max_layers}")
+    space = dict(_LINKX if model == "linkx" else _SKELETON)
+    for name, most in (("num_layers", budget.max_layers), ("hidden_channels", budget.max_channels)):
+        smallest = min(space[name])
+        space[name] = tuple(value for value in space[name] if value <= most)
+        if not space[name]:
+            raise ValueError(f"max_{name.split('_')[1]} must be at least {smallest}, got {most}")
     return space | _DCGNN | _TRAINING | _LOSSES if model == "dcgnn" else space | _TRAINING
 
 
@@ -360,6 +362,8 @@ def _study_name(splits: Sequence[GraphData], model: str, budget: Budget, seed: i
     """Trials compare only under one budget, on the same splits and seed: others are another search."""
     numbers = ",".join(str(data.split) for data in splits)
     limits = f"epochs {budget.epochs}, patience {budget.patience}, layers {budget.max_layers}"
+    if budget.max_channels < max(_SKELETON["hidden_channels"]):
+        limits += f", channels {budget.max_channels}"
     return f"{splits[0].name}, {model}: splits {numbers}, {limits}, seed {seed}"
 
 

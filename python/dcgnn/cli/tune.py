@@ -57,6 +57,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="most layers (default: %(default)s)",
     )
     parser.add_argument(
+        "--max-channels",
+        type=int,
+        default=defaults.max_channels,
+        metavar="N",
+        help="most hidden channels (default: %(default)s)",
+    )
+    parser.add_argument(
         "--storage",
         metavar="FILE",
         help="journal of the trials; a search continues there (default: dcgnn-tune-GRAPH-MODEL.log)",
@@ -79,7 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
         splits,
         arguments.model,
         trials=arguments.trials,
-        budget=Budget(arguments.epochs, arguments.patience, arguments.max_layers),
+        budget=Budget(arguments.epochs, arguments.patience, arguments.max_layers, arguments.max_channels),
         storage=storage,
         seconds=None if arguments.minutes is None else 60 * arguments.minutes,
         seed=arguments.seed,
