@@ -201,7 +201,7 @@ def test_later_trials_change_a_good_one(splits, tmp_path, monkeypatch):
         for index, new in enumerate(seen)
         if index >= begun and index % tuning._EXPLORE_EVERY
     ]
-    assert len(apart) == 5
+    assert len(apart) == 6
     assert all(1 <= count <= 4 for count in apart)
     assert len({json.dumps(settings, sort_keys=True) for settings in seen}) == len(seen)
 

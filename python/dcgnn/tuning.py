@@ -111,7 +111,7 @@ _CHANGES = (1, 1, 2, 2, 3, 4)
 _PARENTS = 3
 
 #: Every so many trials TPE draws all settings; the others change a good trial.
-_EXPLORE_EVERY = 5
+_EXPLORE_EVERY = 10
 
 
 @dataclass(frozen=True)
