@@ -30,7 +30,7 @@ _SPLIT = (0.8, 0.1)
 _TREE_SEED = 1
 _EPOCHS = {2: 100, 3: 6, 4: 6, 5: 4, 6: 3}
 #: The baselines stay at chance for many steps before they learn.
-_BASELINE_EPOCHS = {2: 600, 3: 16, 4: 10, 5: 3, 6: 1}
+_BASELINE_EPOCHS = {2: 600, 3: 40, 4: 20, 5: 8, 6: 6}
 _BATCH_SIZE = 16  # trees
 _HIDDEN = 128
 _TRAINING = {"lr": 0.003, "lr_schedule": "cosine", "weight_decay": 0.0}
