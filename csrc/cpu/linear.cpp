@@ -130,10 +130,11 @@ void run_forward(const LinearForward& call, const Executor& executor) {
             T* to = out.data + (from + n + r) * outputs + o;
             for (int v = 0; v < 2; ++v) {
               const Vec<A> value = tile[r][v] + shifts[v];
-              if (out.streamed && !kIsBFloat16<T>) {  // then whole panels, as rows are whole lines
+              const int64_t left = outputs - o - v * kLanes<A>;
+              if (out.streamed && !kIsBFloat16<T> && left >= kLanes<A>) {
                 stream(to + v * kLanes<A>, value);
               } else {
-                store_some(to + v * kLanes<A>, value, outputs - o - v * kLanes<A>);
+                store_some(to + v * kLanes<A>, value, left);
               }
             }
           }

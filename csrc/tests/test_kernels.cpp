@@ -517,6 +517,21 @@ void check_linear(int64_t rows, int64_t inputs, int64_t outputs, std::mt19937_64
       first = out;
       first_sums = sums;
     }
+    Output<T> streamed(rows * outputs);
+    {
+      const StreamAll stream;
+      cpu::kernels().linear({dtype,
+                             rows,
+                             inputs,
+                             outputs,
+                             x.data(),
+                             weight.data(),
+                             {inputs, 1},
+                             bias.data(),
+                             streamed.data()},
+                            executor);
+    }
+    CHECK(same_bits(first, streamed));
     CHECK(same_bits(first, out));
     CHECK(same_bits(first_sums, sums));
   }
