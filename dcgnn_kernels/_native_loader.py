@@ -88,7 +88,7 @@ def why_no_cuda() -> str | None:
 def release_memory() -> int:
     """Gives the memory of freed outputs that the native kernels keep for reuse back to the system.
 
-    They keep at most a quarter of the machine's memory, or ``DCGNN_KEEP_MB`` megabytes where that environment
-    variable is set. Returns the number of bytes.
+    They keep at most a quarter of the machine's memory and 8 GiB, or ``DCGNN_KEEP_MB`` megabytes where that
+    environment variable is set. Returns the number of bytes.
     """
     return 0 if module is None else module.release_memory()

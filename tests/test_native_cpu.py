@@ -385,6 +385,18 @@ def test_linear_of_many_rows(rows, dtype, threads):
         assert all(torch.equal(*pair) for pair in zip(found[0], others, strict=True))
 
 
+@pytest.mark.parametrize("inputs", [1, 3])
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_gradient_of_a_weight_sums_in_blocks(inputs, outputs):
+    """However gradient and features lie: one long sum of float32 would be off by percents."""
+    wide = torch.full((400_000, 2 * inputs), 0.1)
+    weight = torch.ones(outputs, inputs, requires_grad=True)
+    for x in (wide[:, :inputs], wide[:, :inputs].contiguous(), wide[:, ::2]):
+        for loss in (lambda out: out.sum(), lambda out: (out * torch.ones_like(out)).sum()):
+            (grad,) = torch.autograd.grad(loss(dcgnn_kernels.linear(x, weight)), weight)
+            torch.testing.assert_close(grad, torch.full_like(grad, 40_000.0), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("shape", [(40, 3, 5), (7, 70, 33), (1, 1, 1), (5, 0, 4)])
 def test_linear_takes_matrices_as_they_lie(shape):
     rows, inputs, outputs = shape

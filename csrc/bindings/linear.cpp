@@ -14,9 +14,10 @@ bool has_kernel(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16;
 }
 
-// A matrix whose columns lie one after the other, as the transpose of a usual one.
-bool is_transposed(const at::Tensor& matrix) {
-  return !matrix.is_contiguous() && matrix.t().is_contiguous();
+// A few products of long rows, as for the gradient of a weight: sums over so many numbers are taken
+// in blocks, by several threads.
+bool is_sum_of_outer_products(const at::Tensor& x, const at::Tensor& weight) {
+  return x.size(1) >= 4 * (x.size(0) + weight.size(0));
 }
 
 // x W^T, with a bias or none.
@@ -27,9 +28,10 @@ void multiply(const char* op, at::Tensor& out, const at::Tensor& x, const at::Te
     return;
   }
   const cpu::DType dtype = kernel_dtype(op, x);
-  if (!bias && is_transposed(x) && is_transposed(weight)) {  // the gradient of a weight
-    cpu::kernels().outer_products({dtype, x.size(1), x.size(0), weight.size(0), x.const_data_ptr(),
-                                   weight.const_data_ptr(), out.data_ptr()},
+  if (!bias && is_sum_of_outer_products(x, weight)) {
+    const at::Tensor left = x.t().contiguous(), right = weight.t().contiguous();
+    cpu::kernels().outer_products({dtype, x.size(1), x.size(0), weight.size(0),
+                                   left.const_data_ptr(), right.const_data_ptr(), out.data_ptr()},
                                   TorchExecutor());
     return;
   }

@@ -104,7 +104,8 @@ Block assemble_block(size_t bytes, std::list<Block>&) { return map_block(bytes);
 
 #endif
 
-// A quarter of the machine's memory; DCGNN_KEEP_MB sets another limit, 0 keeps nothing.
+// A quarter of the machine's memory, at most 8 GiB; DCGNN_KEEP_MB sets another limit, 0 keeps
+// nothing.
 size_t keep_limit() {
   if (const char* text = std::getenv("DCGNN_KEEP_MB")) {
     const long long megabytes = std::atoll(text);
@@ -112,7 +113,7 @@ size_t keep_limit() {
   }
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0) return size_t{2} << 30;
-  return static_cast<size_t>(pages) / 4 * static_cast<size_t>(page);
+  return std::min(static_cast<size_t>(pages) / 4 * static_cast<size_t>(page), size_t{8} << 30);
 }
 
 class KeptPages final : public c10::Allocator {

@@ -154,7 +154,7 @@ class CostGradient {
   CostGradient(Problem<A>& problem, const CostState<A>& state) : problem_(problem), state_(state) {
     const Transport& transport = problem.transport();
     const A scale = state.scale;
-    if (scale <= 0) return;  // the problem has cost 0
+    if (!(scale > 0)) return;  // the problem has cost 0
     factor_ = limit_gradient(A(-2) * static_cast<A>(transport.lam) / scale);
     if (transport.cost_scale == CostScale::kNone) return;
     const A gradient = A(2) * limit_gradient(-logits_by_gradient() / scale);

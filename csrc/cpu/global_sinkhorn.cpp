@@ -46,7 +46,6 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
   const T* grad_clusters = static_cast<const T*>(call.grad_clusters);
   T* grad_centroids = static_cast<T*>(call.grad_centroids);
   A* coefficients = static_cast<A*>(call.coefficients);
-  A* scale_weight = coefficients + 2 * call.num_nodes;  // K = 2 only
   T* table = static_cast<T*>(call.table);
   const auto grad_z = output_rows<T>(call.grad_z, call.num_nodes, channels);
   if (clusters != 2) {
@@ -55,6 +54,7 @@ void run_backward(const SinkhornBackward& call, const Executor& executor) {
                     {nullptr, grad_z}, grad_centroids);
     return;
   }
+  A* scale_weight = coefficients + 2 * call.num_nodes;
   PairSolver<T> solver(call.transport, executor);
   solver.backward(rows, call.num_nodes, {centroids, nullptr}, potentials, grad_assign,
                   grad_clusters, coefficients, scale_weight,

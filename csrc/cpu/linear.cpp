@@ -2,8 +2,9 @@
 // gradient of its weight.
 //
 // Both compute tiles of kTileRows rows and two vectors that stay in registers: every number of the
-// rows is one broadcast for two multiplications of vectors. Sums over rows are taken in blocks, the
-// blocks of a part in order and the parts in order; parts depend on the number of rows alone.
+// rows is one broadcast for two multiplications of vectors. What a row gives does not depend on its
+// place in a tile. Sums over rows are taken in blocks, the blocks of a part in order and the parts
+// in order; parts depend on the shape alone.
 #include "rows.h"
 #include "segments.h"
 #include "tables.h"
@@ -11,7 +12,7 @@
 namespace dcgnn::cpu::DCGNN_ISA {
 namespace {
 
-// 12 accumulators of 16 registers, 24 of 32.
+// 12 accumulators, which fit into 16 registers, or 24 into the 32 of AVX-512.
 constexpr int kTileRows = kVectorBytes == 64 ? 12 : 6;
 template <class A>
 constexpr int64_t kPanel = 2 * kLanes<A>;
@@ -94,7 +95,8 @@ int64_t rows_at_once(const LinearForward& call) {
 template <class T>
 void run_forward(const LinearForward& call, const Executor& executor) {
   using A = Acc<T>;
-  constexpr int64_t kTaskRows = 768;  // a multiple of every kTileRows
+  constexpr int64_t kLongTask = 768, kShortTask = 96;
+  const int64_t task_rows = call.rows >= 64 * kLongTask ? kLongTask : kShortTask;
   const int64_t inputs = call.inputs, outputs = call.outputs;
   const T* x = static_cast<const T*>(call.x);
   const T* bias = static_cast<const T*>(call.bias);
@@ -108,10 +110,10 @@ void run_forward(const LinearForward& call, const Executor& executor) {
     shift[o] = bias != nullptr && o < outputs ? to_acc(bias[o]) : A(0);
   }
   const int64_t step = rows_at_once<A>(call);
-  executor.run((call.rows + kTaskRows - 1) / kTaskRows, [&](int64_t begin, int64_t end) {
+  executor.run((call.rows + task_rows - 1) / task_rows, [&](int64_t begin, int64_t end) {
     Buffer<A> copy;
-    const int64_t last = smaller(end * kTaskRows, call.rows);
-    for (int64_t from = begin * kTaskRows; from < last; from += step) {
+    const int64_t last = smaller(end * task_rows, call.rows);
+    for (int64_t from = begin * task_rows; from < last; from += step) {
       const int64_t count = smaller(step, last - from);
       const A* rows = computable(x + from * inputs, count * inputs, copy);
       for (int64_t o = 0; o < outputs; o += kPanel<A>) {
@@ -193,13 +195,15 @@ void add_outer_products(int64_t rows, const A* left, int64_t lefts, const A* rig
 template <class T>
 void run_outer(const OuterProducts& call, const Executor& executor) {
   using A = Acc<T>;
-  constexpr int64_t kParts = 64, kBlock = 64, kFewest = 16 * kBlock;
+  constexpr int64_t kBlock = 64, kFewest = 16 * kBlock, kMostParts = 64, kMostNumbers = 1 << 24;
   const int64_t lefts = call.lefts < kTileRows ? kTileRows : call.lefts;
   const int64_t rights = round_up(call.rights, kPanel<A>);
-  const int64_t by_parts = round_up((call.rows + kParts - 1) / kParts, kBlock);
+  const int64_t size = lefts * rights;
+  const int64_t fitting = size > 0 ? kMostNumbers / size : kMostParts;
+  const int64_t most_parts = fitting < 1 ? 1 : smaller(fitting, kMostParts);
+  const int64_t by_parts = round_up((call.rows + most_parts - 1) / most_parts, kBlock);
   const int64_t part_rows = by_parts > kFewest ? by_parts : kFewest;
   const int64_t num_parts = call.rows == 0 ? 1 : (call.rows + part_rows - 1) / part_rows;
-  const int64_t size = lefts * rights;
   Buffer<A> buffer;
   A* sums = buffer.reserve(num_parts * size);
   executor.run(num_parts, [&](int64_t begin, int64_t end) {

@@ -2,9 +2,15 @@
 //
 // Rows are cut into blocks of kBlockRows. A block keeps its values as columns, [column][row], so
 // that all arithmetic on logits runs over vectors of rows whatever K is. Column groups of a block:
-//   logits  [K]: costs M, then -lam M / scale; for K = 2 without a scale column 0 alone holds s =
-//   L_1 - L_2 values  [K]: backward only: dP, then W = P dP, then dL weights [K]: backward only: K
-//   P lse     [1]: logsumexp_j(L_uj + g_j) of each row
+//
+//   logits [K]: costs M, then -lam M / scale; for K = 2 column 0 alone holds s = L_1 - L_2
+//
+//   lse [1]: logsumexp_j(L_uj + g_j) of each row
+//
+//   values [K]: backward only: dP, then W = P dP, then dL
+//
+//   weights [K]: backward only: K P
+//
 // Forward writes K P over the logits. A small ego is one block; hubs and the global problem are
 // many, shared by the threads of the executor. Sums over rows are taken block by block and added in
 // block order.
