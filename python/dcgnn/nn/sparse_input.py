@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.weak import WeakIdKeyDictionary
 
-#: From this share of non-zeros on a dense product is the faster one.
-MAX_DENSITY = 0.1
+#: From about this share of non-zeros on a dense product is the faster one (Pubmed has a tenth).
+MAX_DENSITY = 0.2
 
 #: Below this size the zeros cost less than looking for them.
 MIN_ENTRIES = 1 << 16
