@@ -92,7 +92,8 @@ class ConvNet(nn.Module):
         if self.matrix == "no loops":
             target, _ = remove_self_loops(target)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            for message in ("Sparse CSR tensor support is in beta", "Sparse invariant checks are implicitly"):
+                warnings.filterwarnings("ignore", message=message)
             return to_torch_csr_tensor(target, size=(num_nodes, num_nodes), is_coalesced=True)
 
     def _drop(self, h: Tensor) -> Tensor:
