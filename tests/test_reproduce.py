@@ -178,8 +178,7 @@ def test_trees_count_the_epoch_that_fits_the_training_trees(tmp_path, monkeypatc
         return results[-1]
 
     monkeypatch.setattr(tree, "train", spy)
-    monkeypatch.setattr(tree, "_BASELINE_EPOCHS", {2: 12})
-    outcome = reproduce("tree-neighborsmatch", Context(out=tmp_path, depths=[2], models=["gcn"]))
+    outcome = reproduce("tree-neighborsmatch", Context(out=tmp_path, depths=[2], models=["gcn"], epochs=12))
     (result,) = results
     kept = outcome.data["results"]["gcn"]["2"]
     assert result.epochs == 12

@@ -173,10 +173,10 @@ def test_first_trials_are_trained_first(splits, monkeypatch):
     seen = []
     original = Recipe.run
     monkeypatch.setattr(Recipe, "run", lambda self, *a: seen.append(self) or original(self, *a))
-    tune(splits[:1], "gcn", trials=3, budget=QUICK)
+    tune(splits[:1], "gcn", trials=4, budget=QUICK)
     default = recipe_for(splits[0].name, "gcn")
     assert seen[0].options == {"input_dropout": None, **default.options}
-    assert [recipe.options["norm"] for recipe in seen] == ["layer", "batch", None]
+    assert [recipe.options["norm"] for recipe in seen] == ["layer", "batch", "batch", None]
 
 
 def test_later_trials_change_a_good_one(splits, tmp_path, monkeypatch):
@@ -193,9 +193,9 @@ def test_later_trials_change_a_good_one(splits, tmp_path, monkeypatch):
         return None, Result(1.0 / len(seen))
 
     monkeypatch.setattr(Recipe, "run", run)
-    tune(splits[:1], "mlp", trials=11, budget=QUICK)
+    tune(splits[:1], "mlp", trials=12, budget=QUICK)
     begun = len(first_trials(splits[0].name, "mlp", 2, QUICK))
-    assert begun == 4
+    assert begun == 5
     apart = [
         min(sum(new[name] != old[name] for name in new) for old in seen[:3])
         for index, new in enumerate(seen)
