@@ -66,7 +66,12 @@ def test_save_preset_keeps_other_models(tmp_path):
     ("content", "message"),
     [
         ("{", "not a preset"),
-        ('{"graph": "g"}', "not a preset"),
+        ('{"graph": "g"}', "it wants the keys 'graph', a name, and 'models'"),
+        ("[]", "it wants the keys"),
+        (
+            '{"graph": "g", "models": {"dcgnn": {"options": {"nonsense": 3}, "training": {}}}}',
+            "no option nonsense",
+        ),
         ('{"graph": "g", "models": {"gcn": {"options": {}, "training": {}}}}', "no model 'dcgnn'"),
         ('{"graph": "g", "models": {"dcgnn": {"options": {}}}}', "training"),
         ('{"graph": "g", "models": {"dcgnn": {"options": {}, "training": {"speed": 1}}}}', "no option speed"),
@@ -79,6 +84,17 @@ def test_damaged_presets(content, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_unknown_preset(capsys):
-    assert main(["train", GRAPH, "--preset"]) == 2
-    assert "no preset" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "message"), [("mars", "no preset 'mars'; there are"), ("mars.json", "no preset file mars.json")]
+)
+def test_unknown_preset(name, message, capsys):
+    assert main(["train", GRAPH, "--preset", name]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_graphs_without_a_preset_take_the_default_one(tmp_path):
+    path = tmp_path / "out.json"
+    assert main(["train", GRAPH, "--preset", "--epochs", "1", "--quiet", "--json", str(path)]) == 0
+    options = json.loads(path.read_text())["model"]
+    expected = dict(load_preset("default").options)
+    assert {name: options[name] for name in expected} == {**expected, "num_global": options["num_global"]}

@@ -133,5 +133,8 @@ def test_mistakes(checkpoint, tmp_path, capsys):
         save_checkpoint(tmp_path / "changed.pt", changed)
         assert main(["report", str(tmp_path / "changed.pt")]) == 2
         assert message in capsys.readouterr().err
+    save_checkpoint(tmp_path / "part.pt", {key: content[key] for key in content if key != "history"})
+    assert main(["report", str(tmp_path / "part.pt")]) == 2
+    assert "part.pt is not a whole checkpoint of dcgnn train: no history" in capsys.readouterr().err
     with pytest.raises(ValueError, match="embedding"):
         project(torch.zeros(4, 3), "umap")

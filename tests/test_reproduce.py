@@ -69,6 +69,47 @@ def test_finished_runs_are_not_computed_again(tmp_path):
     assert calls == [0, 1, 2, 1], "a damaged file is computed anew, the others are not"
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"\xae",
+        lambda content: {**content, "result": {}},
+        lambda content: {**content, "result": None},
+        lambda content: {**content, "result": {"other": 1}},
+        lambda content: {**content, "result": {"value": "1"}},
+        lambda content: {**content, "settings": {}},
+        lambda content: [],
+    ],
+)
+def test_damaged_runs_are_computed_again(damage, tmp_path, capsys):
+    calls = []
+    job = Job("run", {"number": 1}, lambda: calls.append(1) or {"value": 1}, ["value"])
+    kept = Context(out=tmp_path)
+    kept.collect("table", [job])
+    (path,) = (tmp_path / "table" / "runs").iterdir()
+    broken = damage(json.loads(path.read_text()))
+    path.write_bytes(broken if isinstance(broken, bytes) else json.dumps(broken).encode())
+    assert kept.collect("table", [job]) == kept.collect("table", [job]) == [{"value": 1}]
+    assert len(calls) == 2
+    assert f"{path} is damaged: computed again" in capsys.readouterr().err
+
+
+def test_equal_variants_do_not_pass(tmp_path, data_root, monkeypatch):
+    """The paper's choice passes alone where it is better than every other."""
+
+    def outcome(tests: list[float]) -> str:
+        values = iter(tests)
+        monkeypatch.setattr(Context, "collect", lambda *_: [{"test_metric": value} for value in values])
+        made = reproduce(
+            "ablation-objective", context(tmp_path, data_root, datasets=["minesweeper"], splits=[0])
+        )
+        return made.verdicts["minesweeper"]
+
+    assert outcome([0.5, 0.5, 0.4, 0.5]) == "α = 0 and β = 0 as good"
+    assert outcome([0.5, 0.4, 0.6, 0.3]) == "α = 1 better"
+    assert outcome([0.6, 0.4, 0.5, 0.5]) == "pass"
+
+
 def test_other_settings_are_another_run(tmp_path):
     kept = Context(out=tmp_path)
     for seed in (0, 1):
@@ -194,7 +235,23 @@ def test_list_names_everything_and_its_state(tmp_path, data_root, capsys):
     few = state_of(EXPERIMENTS["few-labels"], context(tmp_path, data_root))
     assert few == "needs data: cora, citeseer, pubmed"
     reproduce("datasets", context(tmp_path, data_root))
-    assert state_of(EXPERIMENTS["datasets"], context(tmp_path, data_root)).startswith("done (0 of 1 pass): ")
+    state = state_of(EXPERIMENTS["datasets"], context(tmp_path, data_root))
+    assert state.startswith("done (0 of 1 pass): minesweeper; needs data: penn94, ")
+    narrow = context(tmp_path, data_root, models=["mlp"], splits=[1])
+    reproduce("classification", narrow)
+    state = state_of(EXPERIMENTS["classification"], narrow)
+    assert state.startswith(
+        "done (nothing to compare with): minesweeper; models mlp; splits 1; at most 2 epochs; needs data: "
+    )
+
+
+@pytest.mark.parametrize("content", [b"[]", b"\xae", b'{"verd', b'{"verdicts": {}, "covers": 1}'])
+def test_list_survives_a_damaged_result(content, tmp_path, data_root):
+    path = tmp_path / "out" / "datasets" / "result.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    state = state_of(EXPERIMENTS["datasets"], context(tmp_path, data_root))
+    assert state.startswith(f"unreadable: {path}")
 
 
 def test_has_files_takes_penn94_without_its_splits(tmp_path):
@@ -214,6 +271,16 @@ def test_has_files_takes_penn94_without_its_splits(tmp_path):
         (["reproduce", "tree-neighborsmatch", "--depths", "5-7"], "--depths: 7 is not one of 2, 3, 4, 5, 6"),
         (["reproduce", "tree-neighborsmatch", "--depths", "deep"], "--depths wants"),
         (["reproduce", "few-labels"], "no files of cora, citeseer, pubmed"),
+        (["reproduce", "classification", "--datasets", "minesweeper,cora"], "no files of cora under"),
+        (["reproduce", "classification", "--datasets", "minesweeper,minesweeper"], "names minesweeper twice"),
+        (["reproduce", "classification", "--datasets", ","], "--datasets is empty"),
+        (["reproduce", "classification", "--models", "mlp,mlp"], "--models names mlp twice"),
+        (["reproduce", "classification", "--split", "9-10"], "minesweeper has splits 0 to 9, not 10"),
+        (["reproduce", "ablation-losses", "--models", "gcn"], "--models: ablation-losses does not take it"),
+        (
+            ["reproduce", "tree-neighborsmatch", "--datasets", "cora"],
+            "--datasets: tree-neighborsmatch does not",
+        ),
     ],
 )
 def test_mistakes(arguments, message, tmp_path, data_root, capsys):

@@ -245,6 +245,39 @@ def test_command_writes_a_preset(tmp_path, monkeypatch, capsys):
     assert "--model must be one of" in capsys.readouterr().err
 
 
+def test_mistakes_show_before_the_search(tmp_path, monkeypatch, capsys, splits):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dcgnn.cli.tune.tune", lambda *a, **k: pytest.fail("the search began"))
+    other = tmp_path / "other.json"
+    other.write_text('{"graph": "cora", "models": {}}')
+    assert main(["tune", splits[0].name, "--split", "0", "--write", str(other)]) == 2
+    assert "a preset for cora" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"text\n", b"\xae\xff\n", b"[]\n"])
+def test_a_broken_journal_is_named(content, splits, tmp_path):
+    journal = tmp_path / "journal.log"
+    journal.write_bytes(content)
+    with pytest.raises(ValueError, match=r"journal\.log is not a journal of Optuna"):
+        tune(splits[:1], "mlp", trials=1, budget=QUICK, storage=journal)
+
+
+def test_processes_on_one_journal_share_the_trials(splits, tmp_path, monkeypatch):
+    """Trials that another process ends meanwhile count."""
+    journal = tmp_path / "journal.log"
+    other = []
+    original = Recipe.run
+
+    def run(self, *arguments):
+        if not other:
+            other.append(True)
+            tune(splits[:1], "mlp", trials=3, budget=QUICK, storage=journal)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Recipe, "run", run)
+    assert tune(splits[:1], "mlp", trials=4, budget=QUICK, storage=journal).trials == 4
+
+
 def test_without_optuna_the_error_says_what_to_install(monkeypatch, splits):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"optuna is not installed; pip install"):

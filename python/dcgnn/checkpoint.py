@@ -76,9 +76,8 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # A damaged file can fail anywhere in the reader, with any exception.
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{path} is damaged or not a checkpoint of dcgnn ({reason})") from error
+        # A damaged file can fail anywhere in the reader, with any exception and words of no use to the user.
+        raise CheckpointError(f"{path} is damaged or not a checkpoint of dcgnn") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of dcgnn")
     if content["version"] != _VERSION:

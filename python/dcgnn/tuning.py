@@ -260,18 +260,20 @@ def tune(
             raise ValueError(f"{name} must be positive, got {count}")
     budget = budget or Budget()
     space = search_space(model, budget)
-    journal = None
     if storage is not None:
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
-        journal = JournalStorage(JournalFileBackend(str(storage)))
     with _quiet(optuna):
-        study = optuna.create_study(
-            study_name=_study_name(splits, model, budget, seed),
-            storage=journal,
-            load_if_exists=True,
-            direction="maximize",
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
-        )
+        try:
+            journal = None if storage is None else JournalStorage(JournalFileBackend(str(storage)))
+            study = optuna.create_study(
+                study_name=_study_name(splits, model, budget, seed),
+                storage=journal,
+                load_if_exists=True,
+                direction="maximize",
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"storage {storage} is not a journal of Optuna ({error})") from error
         done = len(_ended(study))
         # Another seed for the continuation: the same one would draw the first trials once more.
         study.sampler = optuna.samplers.TPESampler(seed=seed + done, n_startup_trials=10)
@@ -315,9 +317,8 @@ def tune(
                     bar.set_postfix({"best validation": f"{100 * study.best_value:.2f}"})
 
             end = math.inf if seconds is None else time.monotonic() + seconds
-            for _ in range(trials - done):
-                if time.monotonic() >= end:
-                    break
+            # Counted anew each time: other processes may add to the same journal.
+            while len(_ended(study)) < trials and time.monotonic() < end:
                 propose(study)
                 study.optimize(objective, n_trials=1, callbacks=[show], catch=(TrainingDiverged,))
         if not _complete(study):

@@ -103,6 +103,8 @@ def fill(arguments: argparse.Namespace, preset: Recipe | None = None) -> None:
     """Give every option that was not given its value from the preset, else its default."""
     defaults = model_defaults() | {name: getattr(TrainConfig(), name) for name in train_option_names()}
     if preset is not None:
+        if unknown := set(preset.options) - set(model_defaults()):
+            raise ValueError(f"preset: the model has no option {', '.join(sorted(unknown))}")
         # The preset was found with the model's own defaults, not with those of the command line.
         defaults |= {name: default for name, (_, default) in _model_parameters({}).items()}
         defaults |= {**preset.options, **preset.training}

@@ -9,7 +9,7 @@ from dcgnn.cli.info import environment
 from dcgnn.cli.table import format_table
 from dcgnn.cli.train import parse_splits
 from dcgnn.data import DATA_ROOT_VARIABLE
-from dcgnn.reproduce import EXPERIMENTS, Context, reproduce, state_of
+from dcgnn.reproduce import EXPERIMENTS, Context, experiment_of, reproduce, state_of
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,7 +29,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--datasets", metavar="NAMES", help="graphs, separated by commas (default: all there)"
     )
     parser.add_argument("--models", metavar="NAMES", help="models, separated by commas (default: all)")
-    parser.add_argument("--split", default="0-2", metavar="SPLITS", help="0-2, 0-9, 0,3,5 (default: 0-2)")
+    parser.add_argument("--split", metavar="SPLITS", help="0-2, 0-9, 0,3,5 (default: 0-2)")
     parser.add_argument(
         "--depths", metavar="DEPTHS", help="depths of tree-neighborsmatch: 2-5, 2,4 (default: 2-6)"
     )
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
         data_root=arguments.data_root,
         datasets=_names(arguments.datasets),
         models=_names(arguments.models),
-        splits=parse_splits(arguments.split, 10),
+        splits=parse_splits(arguments.split or "0-2", 10),
         depths=_depths(arguments.depths),
         seed=arguments.seed,
         epochs=arguments.epochs,
@@ -61,6 +61,10 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if arguments.name is None:
         raise ValueError(f"NAME is wanted: {', '.join(EXPERIMENTS)}; or --list")
+    takes = experiment_of(arguments.name).takes
+    for option in ("datasets", "models", "split", "depths", "epochs"):
+        if getattr(arguments, option) is not None and option not in takes:
+            raise ValueError(f"--{option}: {arguments.name} does not take it")
     outcome = reproduce(arguments.name, context, environment())
     print(format_table(outcome.header, outcome.rows))
     for note in outcome.notes:

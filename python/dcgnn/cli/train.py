@@ -24,7 +24,7 @@ from dcgnn.distributed import launch
 from dcgnn.distributed.launch import DEFAULT_TIMEOUT, MAX_TIMEOUT, RankLost, Ranks, process_group
 from dcgnn.engines import BatchConfig, GraphShare
 from dcgnn.partition import METHODS
-from dcgnn.presets import load_preset
+from dcgnn.presets import load_preset, recipe_for
 from dcgnn.recipe import build_model
 from dcgnn.training import TrainingInterrupted, TrainResult, train
 
@@ -51,7 +51,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         nargs="?",
         const="",
         metavar="NAME",
-        help="settings found for this graph, or for the named one, or a file (.json); options given win",
+        help="settings found for this graph (else those for any), or for the named one, or a file (.json); "
+        "options given win",
     )
     parser.add_argument("--split", default="0", metavar="SPLITS", help="0, 0-9, 0,3,5 or all (default: 0)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default: 0)")
@@ -128,7 +129,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Train every split and seed that was asked for, and report."""
     preset = None
     if arguments.preset is not None:
-        preset = load_preset(arguments.preset or arguments.graph)
+        preset = load_preset(arguments.preset) if arguments.preset else recipe_for(arguments.graph, "dcgnn")
     options.fill(arguments, preset)
     for name in ("num_neighbors", "batch_size"):
         if getattr(arguments, name) is not None and not arguments.loader:

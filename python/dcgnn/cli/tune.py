@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dcgnn.cli.train import parse_splits
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
-from dcgnn.presets import save_preset
+from dcgnn.presets import preset_to_write, save_preset
 from dcgnn.recipe import MODELS
 from dcgnn.tuning import Budget, tune
 
@@ -28,7 +28,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--data-root", metavar="DIR", help=f"folder of the raw files (default: {DATA_ROOT_VARIABLE})"
     )
-    parser.add_argument("--trials", type=int, default=40, metavar="N", help="trials in all (default: 40)")
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=40,
+        metavar="N",
+        help="trials in all; of several processes on one storage each ends the trial it is in (default: 40)",
+    )
     parser.add_argument("--minutes", type=float, metavar="X", help="begin no trial after this time")
     parser.add_argument("--split", default="0-2", metavar="SPLITS", help="splits to train (default: 0-2)")
     parser.add_argument(
@@ -80,6 +86,8 @@ def run(arguments: argparse.Namespace) -> None:
     indices = parse_splits(arguments.split, num_splits(arguments.graph))
     splits = [load_graph(arguments.graph, data_root=arguments.data_root, split=index) for index in indices]
     name = splits[0].name
+    if arguments.write:
+        preset_to_write(arguments.write, name)  # a mistake shows before the search, not after it
     default = f"dcgnn-tune-{re.sub(r'[^a-z0-9.=,-]+', '-', name)}-{arguments.model}.log"
     storage = arguments.storage or default
     found = tune(

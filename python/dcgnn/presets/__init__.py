@@ -42,7 +42,10 @@ def load_preset(name: str, model: str = "dcgnn") -> Recipe:
         ValueError: If there is no such preset, or not for this model, or it is not one.
     """
     path = Path(name)
-    if path.suffix != ".json":
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise ValueError(f"no preset file {name}")
+    else:
         path = _FOLDER / f"{name}.json"
     if not path.is_file():
         raise ValueError(f"no preset {name!r}; there are {', '.join(preset_names()) or 'none'}")
@@ -56,14 +59,24 @@ def load_preset(name: str, model: str = "dcgnn") -> Recipe:
         raise ValueError(f"preset {path.name}, {model}: {error}") from error
 
 
-def save_preset(path: str | Path, graph: str, recipe: Recipe, found: Mapping[str, Any]) -> None:
-    """Put a recipe and how it was found into a preset file; other models in it stay."""
+def preset_to_write(path: str | Path, graph: str) -> dict[str, Any]:
+    """What a preset file for ``graph`` holds so far.
+
+    Raises:
+        ValueError: If the file is not a preset, or one of another graph.
+    """
     path = Path(path)
     content: dict[str, Any] = {"graph": graph, "models": {}}
-    if path.is_file():
+    if path.exists():
         content = _read(path)
     if content["graph"] != graph:
         raise ValueError(f"{path} is a preset for {content['graph']}, not for {graph}")
+    return content
+
+
+def save_preset(path: str | Path, graph: str, recipe: Recipe, found: Mapping[str, Any]) -> None:
+    """Put a recipe and how it was found into a preset file; other models in it stay."""
+    content = preset_to_write(path, graph)
     content["models"][recipe.model] = {
         "options": dict(recipe.options),
         "training": dict(recipe.training),
@@ -76,10 +89,13 @@ def save_preset(path: str | Path, graph: str, recipe: Recipe, found: Mapping[str
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content["models"], dict) or not isinstance(content["graph"], str):
-            raise TypeError("graph and models are wanted")
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not a preset ({error})") from error
+    named = content if isinstance(content, dict) else {}
+    if not isinstance(named.get("graph"), str) or not isinstance(named.get("models"), dict):
+        raise ValueError(
+            f"{path} is not a preset: it wants the keys 'graph', a name, and 'models', an object"
+        )
     return content
 
 

@@ -189,7 +189,7 @@ def _scatter(axes: Axes, points: Tensor, label: Tensor, title: str) -> None:
         cmap=ListedColormap([colours[name] for name in names]),
         vmin=-0.5,
         vmax=len(names) - 0.5,
-        s=6,
+        s=6 if len(points) > 1000 else 16,
         linewidths=0,
         alpha=0.8,
     )

@@ -51,6 +51,9 @@ def load_trained(path: str | Path, data_root: str | Path | None = None) -> Train
         CheckpointError: If the file is not a checkpoint of DC-GNN, or was made on another graph.
     """
     saved = load_checkpoint(path)
+    wanted = ("identity", "config", "history", "best_epoch", "best_weights")
+    if missing := [name for name in wanted if name not in saved]:
+        raise CheckpointError(f"{path} is not a whole checkpoint of dcgnn train: no {', '.join(missing)}")
     identity = saved["identity"]
     if identity["model"] != DCGNN.__name__:
         raise CheckpointError(f"{path} holds a {identity['model']}, a report is about {DCGNN.__name__}")

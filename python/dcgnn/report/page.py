@@ -68,8 +68,8 @@ def render(trained: Trained, pictures: Mapping[str, bytes], contested: Sequence[
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
         f'content="width=device-width"><title>DC-GNN on {name}</title><style>{_STYLE}</style></head><body>'
         f"<h1>DC-GNN on {name}</h1>"
-        f'<p class="small">{data.num_nodes} nodes, {data.num_edges} edges, {data.num_classes} classes, '
-        f"split {data.split}; "
+        f'<p class="small">{data.num_nodes} nodes, {data.num_edges} directed edges, '
+        f"{data.num_classes} classes, split {data.split}; "
         f"best epoch {trained.best_epoch} of {len(trained.history.loss)}</p>"
         f'<div class="numbers">{boxes}</div>{"".join(sections)}</body></html>\n'
     )

@@ -24,7 +24,7 @@ from dcgnn.reproduce import (
 )
 from dcgnn.reproduce.experiment import Context, Outcome, has_files, write_json
 
-__all__ = ["Context", "EXPERIMENTS", "Experiment", "Outcome", "reproduce", "state_of"]
+__all__ = ["Context", "EXPERIMENTS", "Experiment", "Outcome", "experiment_of", "reproduce", "state_of"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Experiment:
         name: Name on the command line.
         title: What it shows.
         run: Makes it.
+        takes: Which of the options that narrow it, it has: ``datasets``, ``models``, ``split``, ``depths``,
+            ``epochs``.
         graphs: Published graphs that it is about.
         needs_files: Whether it needs the files of at least one of them.
     """
@@ -42,8 +44,14 @@ class Experiment:
     name: str
     title: str
     run: Callable[..., Outcome]
+    takes: frozenset[str]
     graphs: tuple[str, ...] = ()
     needs_files: bool = True
+
+
+_MODELS = frozenset({"datasets", "models", "split", "epochs"})
+_VARIANTS = frozenset({"datasets", "split", "epochs"})
+_GRAPHS = frozenset({"datasets"})
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
@@ -53,26 +61,34 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             "classification",
             "tables: classification of heterophilous and homophilous graphs",
             classification.run,
+            _MODELS,
             classification.GRAPHS,
         ),
-        Experiment("few-labels", "table: 5 labels per class", few_labels.run, few_labels.HOMOPHILOUS),
+        Experiment(
+            "few-labels", "table: 5 labels per class", few_labels.run, _MODELS, few_labels.HOMOPHILOUS
+        ),
         Experiment(
             "ablation-objective",
             "table: terms of the objective (α = 0, α = 1, β = 0)",
             ablations.objective,
+            _VARIANTS,
             classification.GRAPHS,
         ),
-        Experiment("ablation-losses", "table: training losses", ablations.losses, classification.GRAPHS),
+        Experiment(
+            "ablation-losses", "table: training losses", ablations.losses, _VARIANTS, classification.GRAPHS
+        ),
         Experiment(
             "ablation-aggregator",
             "table: aggregator of the similarity loss",
             ablations.aggregator,
+            _VARIANTS,
             classification.GRAPHS,
         ),
         Experiment(
             "sensitivity",
             "figure: sensitivity to λ, |Ω| and K",
             sensitivity.run,
+            _VARIANTS,
             classification.GRAPHS,
             needs_files=False,
         ),
@@ -80,28 +96,55 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             "dirichlet-energy",
             "figure: Dirichlet energy over layers for β = 0, 0.5, 1",
             dirichlet.run,
+            _GRAPHS,
             needs_files=False,
         ),
         Experiment(
             "tree-neighborsmatch",
             "figure: over-squashing on Tree-NeighborsMatch, depths 2 to 6",
             tree.run,
+            frozenset({"models", "depths", "epochs"}),
             needs_files=False,
         ),
         Experiment(
             "effective-resistance",
             "figure: total effective resistance, real and Erdős–Rényi graphs",
             resistance.run,
+            _GRAPHS,
             resistance.REAL,
             needs_files=False,
         ),
-        Experiment("homophily", "figure: homophily matrices", homophily.matrices, classification.GRAPHS),
-        Experiment("datasets", "table: sizes of the datasets", homophily.sizes, classification.GRAPHS),
         Experiment(
-            "runtime", "table: time of a training step", runtime.run, classification.GRAPHS, needs_files=False
+            "homophily",
+            "figure: homophily matrices",
+            homophily.matrices,
+            _GRAPHS,
+            classification.GRAPHS,
+        ),
+        Experiment(
+            "datasets", "table: sizes of the datasets", homophily.sizes, _GRAPHS, classification.GRAPHS
+        ),
+        Experiment(
+            "runtime",
+            "table: time of a training step",
+            runtime.run,
+            frozenset({"datasets", "models"}),
+            classification.GRAPHS,
+            needs_files=False,
         ),
     )
 }
+
+
+def experiment_of(name: str) -> Experiment:
+    """The table or figure of that name.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if name not in EXPERIMENTS:
+        raise ValueError(f"no table or figure {name!r}; there are {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]
 
 
 def reproduce(name: str, context: Context, environment: Mapping[str, Any] | None = None) -> Outcome:
@@ -110,22 +153,25 @@ def reproduce(name: str, context: Context, environment: Mapping[str, Any] | None
     Raises:
         ValueError: If there is no such experiment, or its graphs are not there.
     """
-    if name not in EXPERIMENTS:
-        raise ValueError(f"no table or figure {name!r}; there are {', '.join(EXPERIMENTS)}")
+    experiment = experiment_of(name)
     require("matplotlib")  # now rather than after hours of training
     started = time.perf_counter()
-    outcome = EXPERIMENTS[name].run(context, name)
+    outcome = experiment.run(context, name)
+    covers: dict[str, Any] = dict(context.covered)
+    if context.epochs is not None and "epochs" in experiment.takes:
+        covers["epochs"] = context.epochs
     folder = context.out / name
     write_json(
         folder / "result.json",
         {
             "name": name,
-            "title": EXPERIMENTS[name].title,
+            "title": experiment.title,
             "header": list(outcome.header),
             "rows": [list(row) for row in outcome.rows],
             "verdicts": dict(outcome.verdicts),
             "notes": list(outcome.notes),
             "seed": context.seed,
+            "covers": covers,
             "seconds": time.perf_counter() - started,
             **outcome.data,
             "environment": dict(environment or {}),
@@ -146,25 +192,33 @@ def draw(outcome: Outcome, path: Path) -> None:
 
 
 def state_of(experiment: Experiment, context: Context) -> str:
-    """``done: FILE``, ``available``, or what it still needs."""
+    """What the last result covers and how it came out, or ``available``; and what data is missing."""
+    missing = [graph for graph in experiment.graphs if not has_files(graph, context.data_root)]
+    needs = f"; needs data: {', '.join(missing)}" if missing else ""
     path = context.out / experiment.name / "result.json"
     if path.is_file():
-        return f"done ({_summary(path)}): {path}"
+        return _summary(path) + needs
+    if experiment.needs_files and len(missing) == len(experiment.graphs):
+        return needs.removeprefix("; ")
     runs = context.out / experiment.name / "runs"
     begun = len(list(runs.glob("*.json"))) if runs.is_dir() else 0
-    kept = f", {begun} runs kept" if begun else ""
-    missing = [graph for graph in experiment.graphs if not has_files(graph, context.data_root)]
-    if not missing:
-        return f"available{kept}"
-    if experiment.needs_files and len(missing) == len(experiment.graphs):
-        return "needs data: " + ", ".join(missing)
-    return f"available{kept}; needs data: {', '.join(missing)}"
+    return "available" + (f", {begun} runs kept" if begun else "") + needs
 
 
 def _summary(path: Path) -> str:
+    """``done (2 of 3 pass): GRAPHS; splits ...; at most N epochs``."""
     try:
-        verdicts = json.loads(path.read_text(encoding="utf-8"))["verdicts"].values()
-    except (json.JSONDecodeError, KeyError, AttributeError):
-        return "unreadable"
+        result = json.loads(path.read_text(encoding="utf-8"))
+        verdicts, covers = list(result["verdicts"].values()), dict(result["covers"])
+        most = covers.pop("epochs", None)
+        parts = [
+            (f"{key} " if key != "graphs" else "") + ", ".join(map(str, values))
+            for key, values in covers.items()
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"unreadable: {path}; give the command again"
+    if most is not None:
+        parts.append(f"at most {most} epochs")
     passed = sum(verdict == "pass" for verdict in verdicts)
-    return f"{passed} of {len(verdicts)} pass" if verdicts else "nothing to compare with"
+    came = f"{passed} of {len(verdicts)} pass" if verdicts else "nothing to compare with"
+    return f"done ({came})" + (f": {'; '.join(parts)}" if parts else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from dcgnn.presets import recipe_for
 from dcgnn.recipe import Recipe
 from dcgnn.reproduce.classification import GRAPHS
-from dcgnn.reproduce.experiment import Context, Outcome
+from dcgnn.reproduce.experiment import Context, Outcome, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,12 +96,14 @@ def _ablation(context: Context, name: str, variants: Variants) -> Outcome:
     names = list(means[graphs[0]])
     rows, verdicts = [], {}
     for graph in graphs:
-        best = max(names, key=lambda key: means[graph][key])
-        verdicts[graph] = "pass" if best == names[0] else f"{best} is better"
-        spread = {
-            key: statistics.stdev(values) if len(values) > 1 else 0.0 for key, values in scores[graph].items()
-        }
-        rows.append([graph, *(f"{means[graph][key]:.2f} ± {spread[key]:.2f}" for key in names), best])
+        highest = max(means[graph].values())
+        best = [key for key in names if math.isclose(means[graph][key], highest)]
+        if best == names[:1]:
+            verdicts[graph] = "pass"
+        else:
+            others = " and ".join(key for key in best if key != names[0])
+            verdicts[graph] = f"{others} {'as good' if names[0] in best else 'better'}"
+        rows.append([graph, *(spread(scores[graph][key]) for key in names), ", ".join(best)])
     return Outcome(
         header=["graph", *names, "best"],
         rows=rows,

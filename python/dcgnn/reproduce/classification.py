@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dcgnn.presets import recipe_for
 from dcgnn.recipe import TITLES
 from dcgnn.reproduce import paper
-from dcgnn.reproduce.experiment import Context, Outcome
+from dcgnn.reproduce.experiment import Context, Outcome, spread
 from dcgnn.reproduce.paper import HETEROPHILOUS, HOMOPHILOUS
 
 if TYPE_CHECKING:
@@ -58,14 +58,15 @@ def run(context: Context, name: str = "classification") -> Outcome:
         draw=lambda figure: _draw(figure, data, graphs, models),
         notes=[
             f"Test metric in percent, mean ± deviation over splits {', '.join(map(str, context.splits))}; "
-            "the epoch and the settings are chosen on validation."
+            "the epoch and the settings are chosen on validation. "
+            f"Training took {seconds:.0f} seconds in all, runs that were kept from before included."
         ],
     )
 
 
 def _row(graph: str, scores: Mapping[str, Sequence[float]]) -> tuple[list[str], str | None]:
     printed = paper.CLASSIFICATION.get(graph)
-    cells = [f"{_mean(values):.2f} ± {_deviation(values):.2f}" for values in scores.values()]
+    cells = [spread(values) for values in scores.values()]
     if "dcgnn" not in scores:
         return [graph, paper.shown(printed), *cells, "", ""], None
     ours = _mean(scores["dcgnn"])

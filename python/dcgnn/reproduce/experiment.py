@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """One unit of work whose result is kept: ``settings`` say all that it depends on."""
+    """One unit of work whose result is kept.
+
+    Args:
+        label: Its name where people read, and the beginning of its file's.
+        settings: All that the result depends on.
+        compute: Makes the result.
+        numbers: Fields of the result that are numbers; a kept one without them is damaged.
+    """
 
     label: str
     settings: Mapping[str, Any]
     compute: Callable[[], dict[str, Any]]
+    numbers: Sequence[str] = ()
 
 
 @dataclass
@@ -68,6 +78,7 @@ class Context:
         epochs: Most epochs, where the preset's number is too many.
         progress: Show a progress bar on stderr.
         depths: Depths of Tree-NeighborsMatch; None: all.
+        covered: What the table or figure was made of: ``graphs``, ``models``, ``splits``, ``depths``.
     """
 
     out: Path
@@ -79,6 +90,7 @@ class Context:
     epochs: int | None = None
     progress: bool = False
     depths: Sequence[int] | None = None
+    covered: dict[str, list[Any]] = field(default_factory=dict)
     _graphs: dict[tuple[str, int], GraphData] = field(default_factory=dict, repr=False)
 
     def load(self, graph: str, split: int = 0) -> GraphData:
@@ -91,37 +103,50 @@ class Context:
         return self._graphs[key]
 
     def splits_of(self, graph: str) -> list[int]:
-        """The splits that were asked for, as far as the graph has them."""
-        return [split for split in self.splits if split < num_splits(graph)]
+        """The splits that were asked for.
+
+        Raises:
+            ValueError: If the graph does not have all of them.
+        """
+        available = num_splits(graph)
+        if missing := [split for split in self.splits if split >= available]:
+            raise ValueError(
+                f"--split: {graph} has splits 0 to {available - 1}, not {', '.join(map(str, missing))}"
+            )
+        self.covered["splits"] = list(self.splits)
+        return list(self.splits)
 
     def choose_graphs(self, possible: Sequence[str], otherwise: str | None = None) -> list[str]:
         """The graphs that were asked for, else those of ``possible`` whose files are there, else the embedded
         graph ``otherwise``.
 
         Raises:
-            ValueError: If a graph is not one of ``possible``, or none is left.
+            ValueError: If a graph is not one of ``possible`` or its files are not there, or none is left.
         """
         if self.datasets is not None:
-            for graph in self.datasets:
-                if graph not in possible:
-                    raise ValueError(f"--datasets: {graph!r} is not one of {', '.join(possible)}")
-            return list(self.datasets)
-        found = [graph for graph in possible if has_files(graph, self.data_root)]
-        if not found and otherwise is not None:
-            return [otherwise]
-        if not found:
+            _check_names("--datasets", self.datasets, possible)
+            published = [graph for graph in self.datasets if graph in REAL_GRAPHS]
+            missing = [graph for graph in published if not has_files(graph, self.data_root)]
+            found = list(self.datasets)
+        else:
+            found = [graph for graph in possible if has_files(graph, self.data_root)]
+            if not found and otherwise is not None:
+                found = [otherwise]
+            missing = [] if found else list(possible)
+        if missing:  # now rather than after the graphs before it were trained
             raise ValueError(
-                f"no files of {', '.join(possible)} under {self.data_root or default_data_root()}; "
+                f"no files of {', '.join(missing)} under {self.data_root or default_data_root()}; "
                 "see dcgnn graphs"
             )
+        self.covered["graphs"] = found
         return found
 
     def choose_models(self, possible: Sequence[str]) -> list[str]:
         """The models that were asked for, else all of ``possible``."""
-        for model in self.models or ():
-            if model not in possible:
-                raise ValueError(f"--models: {model!r} is not one of {', '.join(possible)}")
-        return list(self.models or possible)
+        if self.models is not None:
+            _check_names("--models", self.models, possible)
+        self.covered["models"] = list(possible if self.models is None else self.models)
+        return self.covered["models"]
 
     def shortened(self, recipe: Recipe) -> Recipe:
         """The recipe with no more epochs than were asked for."""
@@ -142,7 +167,8 @@ class Context:
             return kept
 
         settings = {"recipe": recipe.to_dict(), "graph": graph, "split": split, "seed": self.seed}
-        return Job(f"{graph} {recipe.model} split {split}", settings, compute)
+        numbers = ("train_metric", "val_metric", "test_metric", "seconds")
+        return Job(f"{graph} {recipe.model} split {split}", settings, compute, numbers)
 
     def collect(self, name: str, jobs: Sequence[Job]) -> list[dict[str, Any]]:
         """The results of all jobs in order; one that is kept from before is not computed again."""
@@ -154,6 +180,22 @@ class Context:
                 results.append(_kept(folder, job))
                 bar.update()
         return results
+
+
+def spread(values: Sequence[float]) -> str:
+    """``mean ± deviation`` in two decimals; of a single value just that."""
+    mean = f"{statistics.fmean(values):.2f}"
+    return f"{mean} ± {statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def _check_names(option: str, given: Sequence[str], possible: Sequence[str]) -> None:
+    if not given:
+        raise ValueError(f"{option} is empty; there are {', '.join(possible)}")
+    for name in given:
+        if name not in possible:
+            raise ValueError(f"{option}: {name!r} is not one of {', '.join(possible)}")
+        if given.count(name) > 1:
+            raise ValueError(f"{option} names {name} twice")
 
 
 def has_files(graph: str, data_root: str | Path | None) -> bool:
@@ -174,9 +216,12 @@ def _kept(folder: Path, job: Job) -> dict[str, Any]:
     path = folder / f"{re.sub(r'[^a-z0-9.-]+', '-', job.label.lower())}-{digest}.json"
     if path.is_file():
         try:
-            return json.loads(path.read_text(encoding="utf-8"))["result"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            pass  # not ours or damaged: computed and written anew
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept["settings"] == json.loads(identity) and _whole(kept["result"], job.numbers):
+                return kept["result"]
+        except (ValueError, KeyError, TypeError):
+            pass
+        tqdm.write(f"{path} is damaged: computed again", file=sys.stderr)
     started = time.perf_counter()
     try:
         result = job.compute()
@@ -189,6 +234,13 @@ def _kept(folder: Path, job: Job) -> dict[str, Any]:
     }
     write_json(path, content)
     return result
+
+
+def _whole(result: Any, numbers: Sequence[str]) -> bool:
+    if not isinstance(result, dict) or not result:
+        return False
+    values = [result.get(name) for name in numbers]
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -109,7 +109,8 @@ def sizes(context: Context, name: str = "datasets") -> Outcome:
                 if here != there
             ]
             verdict = verdicts[graph] = f"differs: {', '.join(wrong)}"
-        rows.append([graph, *(str(value) for value in ours), verdict])
+        shown = "–" if printed is None else " / ".join(map(str, printed))
+        rows.append([graph, *(str(value) for value in ours), shown, verdict])
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -122,7 +123,7 @@ def sizes(context: Context, name: str = "datasets") -> Outcome:
         axes.set_ylabel("edges")
 
     return Outcome(
-        header=["graph", *keys, "verdict"],
+        header=["graph", *keys, "paper", "verdict"],
         rows=rows,
         verdicts=verdicts,
         data={"graphs": results},

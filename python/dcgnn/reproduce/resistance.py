@@ -96,7 +96,10 @@ def run(context: Context, name: str = "effective-resistance") -> Outcome:
         panels = figure.subplots(2, len(cases), squeeze=False)
         for column, (case, result) in enumerate(zip(cases, results, strict=True)):
             maps = [result[key] for key in ("plain_map", "cluster_map")]
-            top = max(max(map(max, values)) for values in maps)
+            # Random graphs share one scale, so that columns compare; real ones have resistances of their own.
+            alike = [result] if case in REAL else [other for name, other in zip(cases, results, strict=True)
+                                                   if name not in REAL]  # fmt: skip
+            top = max(max(map(max, other["plain_map"])) for other in alike)
             for row, (values, kind) in enumerate(zip(maps, ("plain", "cluster-nodes"), strict=True)):
                 image = panels[row][column].imshow(values, vmin=0.0, vmax=top, cmap="magma")
                 panels[row][column].set_title(f"{case}\n{kind}", fontsize=8)

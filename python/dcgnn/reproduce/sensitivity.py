@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dcgnn.presets import recipe_for
 from dcgnn.recipe import Recipe, default_num_global
 from dcgnn.reproduce.classification import GRAPHS
-from dcgnn.reproduce.experiment import Context, Outcome
+from dcgnn.reproduce.experiment import Context, Outcome, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,8 +66,8 @@ def run(context: Context, name: str = "sensitivity") -> Outcome:
                 point.graph,
                 TITLES[point.option],
                 f"{point.value:g}" + (" (preset)" if point.is_preset else ""),
-                _cell(row["validation"]),
-                _cell(row["test"]),
+                spread(row["validation"]),
+                spread(row["test"]),
             ]
             for point, row in scores.items()
         ],
@@ -113,18 +113,13 @@ def _deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _cell(values: Sequence[float]) -> str:
-    mean = f"{statistics.fmean(values):.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {_deviation(values):.2f}"
-
-
 def _span(scores: Mapping[Point, Mapping[str, Sequence[float]]], graph: str, option: str) -> str:
     rows = {point: row for point, row in scores.items() if (point.graph, point.option) == (graph, option)}
     tests = [statistics.fmean(row["test"]) for row in rows.values()]
     chosen = max(rows, key=lambda point: statistics.fmean(rows[point]["validation"]))
     return (
         f"{graph}, {TITLES[option]}: test means from {min(tests):.2f} to {max(tests):.2f}; best validation "
-        f"at {chosen.value:g}, where test is {_cell(rows[chosen]['test'])}."
+        f"at {chosen.value:g}, where test is {spread(rows[chosen]['test'])}."
     )
 
 

@@ -94,6 +94,7 @@ def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
     for depth in depths:
         if depth not in DEPTHS:
             raise ValueError(f"--depths: {depth} is not one of {', '.join(map(str, DEPTHS))}")
+    context.covered["depths"] = depths
     order = [(depth, model) for depth in depths for model in models]
     results = context.collect(name, [_job(context, depth, model) for depth, model in order])
     table = {model: {} for model in models}  # type: dict[str, dict[int, dict[str, Any]]]
@@ -123,7 +124,7 @@ def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
                 axes.plot(depths, values, style, color=f"C{MODELS.index(model)}", label=label)
         axes.set_xticks(depths)
         axes.set_xlabel("depth of the trees")
-        axes.set_ylabel("accuracy, % (solid: training, dotted: test)")
+        axes.set_ylabel("accuracy, % (solid, circles: training; dotted, crosses: test)")
         axes.legend()
 
     return Outcome(
@@ -174,4 +175,4 @@ def _job(context: Context, depth: int, model: str) -> Job:
     settings = {"graph": graph, "model": model, "hidden": schedule.hidden,
                 "batch_size": schedule.batch_size, "split": _SPLIT, "epoch": "best on training trees",
                 "options": options, "training": training, "seed": context.seed}  # fmt: skip
-    return Job(f"depth {depth} {model}", settings, compute)
+    return Job(f"depth {depth} {model}", settings, compute, ("train_metric", "test_metric"))
