@@ -94,6 +94,21 @@ def test_damaged_runs_are_computed_again(damage, tmp_path, capsys):
     assert f"{path} is damaged: computed again" in capsys.readouterr().err
 
 
+def test_several_seeds_are_averaged_split_by_split(tmp_path, data_root):
+    options = {"datasets": ["minesweeper"], "models": ["mlp"], "splits": [0, 1], "seed": 3}
+    several = context(tmp_path, data_root, seeds=2, **options)
+    row = reproduce("classification", several).data["results"]["minesweeper"]["mlp"]
+    single = {}
+    for path in (tmp_path / "out" / "classification" / "runs").iterdir():
+        run = json.loads(path.read_text())
+        single[run["settings"]["split"], run["settings"]["seed"]] = 100 * run["result"]["test_metric"]
+    assert set(single) == {(split, seed) for split in (0, 1) for seed in (3, 4)}
+    expected = [(single[split, 3] + single[split, 4]) / 2 for split in (0, 1)]
+    assert row["splits"] == pytest.approx(expected)
+    assert "seeds 3, 4" in state_of(EXPERIMENTS["classification"], several)
+    assert main(["reproduce", "classification", "--seeds", "0", "--quiet"]) == 2
+
+
 def test_equal_variants_do_not_pass(tmp_path, data_root, monkeypatch):
     """The paper's choice passes alone where it is better than every other."""
 

@@ -34,6 +34,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--depths", metavar="DEPTHS", help="depths of tree-neighborsmatch: 2-5, 2,4 (default: 2-6)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default: 0)")
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help="seeds for every split of classification (default: 1)"
+    )
     parser.add_argument("--epochs", type=int, metavar="N", help="most epochs (default: the presets')")
     parser.add_argument(
         "--out", default="reproduction", metavar="DIR", help="folder of the results (default: %(default)s)"
@@ -52,6 +55,7 @@ def run(arguments: argparse.Namespace) -> None:
         splits=parse_splits(arguments.split or "0-2", 10),
         depths=_depths(arguments.depths),
         seed=arguments.seed,
+        seeds=1 if arguments.seeds is None else arguments.seeds,
         epochs=arguments.epochs,
         progress=not arguments.quiet,
     )
@@ -62,7 +66,9 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.name is None:
         raise ValueError(f"NAME is wanted: {', '.join(EXPERIMENTS)}; or --list")
     takes = experiment_of(arguments.name).takes
-    for option in ("datasets", "models", "split", "depths", "epochs"):
+    if context.seeds < 1:
+        raise ValueError(f"--seeds must be positive, got {context.seeds}")
+    for option in ("datasets", "models", "split", "seeds", "depths", "epochs"):
         if getattr(arguments, option) is not None and option not in takes:
             raise ValueError(f"--{option}: {arguments.name} does not take it")
     outcome = reproduce(arguments.name, context, environment())

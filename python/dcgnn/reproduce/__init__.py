@@ -35,8 +35,8 @@ class Experiment:
         name: Name on the command line.
         title: What it shows.
         run: Makes it.
-        takes: Which of the options that narrow it, it has: ``datasets``, ``models``, ``split``, ``depths``,
-            ``epochs``.
+        takes: Which of the options that narrow it, it has: ``datasets``, ``models``, ``split``, ``seeds``,
+            ``depths``, ``epochs``.
         graphs: Published graphs that it is about.
         needs_files: Whether it needs the files of at least one of them.
     """
@@ -50,6 +50,7 @@ class Experiment:
 
 
 _MODELS = frozenset({"datasets", "models", "split", "epochs"})
+_SEEDS = _MODELS | {"seeds"}
 _VARIANTS = frozenset({"datasets", "split", "epochs"})
 _GRAPHS = frozenset({"datasets"})
 
@@ -61,7 +62,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             "classification",
             "tables: classification of heterophilous and homophilous graphs",
             classification.run,
-            _MODELS,
+            _SEEDS,
             classification.GRAPHS,
         ),
         Experiment(

@@ -24,15 +24,31 @@ def run(context: Context, name: str = "classification") -> Outcome:
     graphs = context.choose_graphs(GRAPHS)
     models = context.choose_models(MODELS)
     cells = [(graph, model) for graph in graphs for model in models]
+    seeds = list(range(context.seed, context.seed + context.seeds))
+    if len(seeds) > 1:
+        context.covered["seeds"] = seeds
     # Split by split, so that after an interruption every graph and model has its first ones.
     order = [
-        (graph, model, split) for graph in graphs for split in context.splits_of(graph) for model in models
+        (graph, model, split, seed)
+        for graph in graphs
+        for split in context.splits_of(graph)
+        for model in models
+        for seed in seeds
     ]
-    jobs = [context.training_job(recipe_for(graph, model), graph, split) for graph, model, split in order]
-    results = context.collect(name, jobs)
-    scores: dict[tuple[str, str], list[float]] = {cell: [] for cell in cells}
-    for (graph, model, _), result in zip(order, results, strict=True):
-        scores[graph, model].append(100 * result["test_metric"])
+    results = context.collect(
+        name,
+        [
+            context.training_job(recipe_for(graph, model), graph, split, seed=seed)
+            for graph, model, split, seed in order
+        ],
+    )
+    tests: dict[tuple[str, str, int], list[float]] = {}
+    for (graph, model, split, _), result in zip(order, results, strict=True):
+        tests.setdefault((graph, model, split), []).append(100 * result["test_metric"])
+    scores = {
+        (graph, model): [statistics.fmean(tests[graph, model, split]) for split in context.splits]
+        for graph, model in cells
+    }
 
     rows, verdicts, data = [], {}, {}
     for graph in graphs:
@@ -57,8 +73,9 @@ def run(context: Context, name: str = "classification") -> Outcome:
         data={"results": data, "splits": list(context.splits), "training_seconds": seconds},
         draw=lambda figure: _draw(figure, data, graphs, models),
         notes=[
-            f"Test metric in percent, mean ± deviation over splits {', '.join(map(str, context.splits))}; "
-            "the epoch and the settings are chosen on validation. "
+            f"Test metric in percent, mean ± deviation over splits {', '.join(map(str, context.splits))}"
+            + (f", each the mean over {len(seeds)} seeds; " if len(seeds) > 1 else "; ")
+            + "the epoch and the settings are chosen on validation. "
             f"Training took {seconds:.0f} seconds in all, runs that were kept from before included."
         ],
     )

@@ -74,7 +74,8 @@ class Context:
         datasets: Graphs to take; None: all that are there.
         models: Models to take; None: all.
         splits: Splits to train.
-        seed: Seed of training.
+        seed: Seed of training; of several, the first.
+        seeds: Seeds for every split, where a table takes several.
         epochs: Most epochs, where the preset's number is too many.
         progress: Show a progress bar on stderr.
         depths: Depths of Tree-NeighborsMatch; None: all.
@@ -87,6 +88,7 @@ class Context:
     models: Sequence[str] | None = None
     splits: Sequence[int] = (0, 1, 2)
     seed: int = 0
+    seeds: int = 1
     epochs: int | None = None
     progress: bool = False
     depths: Sequence[int] | None = None
@@ -155,18 +157,26 @@ class Context:
         return recipe.replaced(epochs=min(self.epochs, recipe.training.get("epochs", self.epochs)))
 
     def training_job(
-        self, recipe: Recipe, graph: str, split: int, data: Callable[[], GraphData] | None = None
+        self,
+        recipe: Recipe,
+        graph: str,
+        split: int,
+        data: Callable[[], GraphData] | None = None,
+        seed: int | None = None,
     ) -> Job:
-        """Train one recipe on one split; ``data`` where the graph is not simply loaded."""
+        """Train one recipe on one split; ``data`` where the graph is not simply loaded, ``seed`` where it is
+        not the context's.
+        """
         recipe = self.shortened(recipe)
+        chosen = self.seed if seed is None else seed
 
         def compute() -> dict[str, Any]:
-            _, result = recipe.run(data() if data else self.load(graph, split), self.seed)
+            _, result = recipe.run(data() if data else self.load(graph, split), chosen)
             kept = result.to_dict()
             del kept["history"]
             return kept
 
-        settings = {"recipe": recipe.to_dict(), "graph": graph, "split": split, "seed": self.seed}
+        settings = {"recipe": recipe.to_dict(), "graph": graph, "split": split, "seed": chosen}
         numbers = ("train_metric", "val_metric", "test_metric", "seconds")
         return Job(f"{graph} {recipe.model} split {split}", settings, compute, numbers)
 
