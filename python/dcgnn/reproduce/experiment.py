@@ -79,7 +79,7 @@ class Context:
         epochs: Most epochs, where the preset's number is too many.
         progress: Show a progress bar on stderr.
         depths: Depths of Tree-NeighborsMatch; None: all.
-        covered: What the table or figure was made of: ``graphs``, ``models``, ``splits``, ``seeds``, ``depths``.
+        covered: What the result was made of: ``graphs``, ``models``, ``splits``, ``seeds``, ``depths``.
     """
 
     out: Path
