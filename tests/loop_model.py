@@ -230,6 +230,7 @@ def message_passing(
     norm: str | None = None,
     node_activation: str | None = None,
     dropout: float = 0.0,
+    weight_period: int | None = None,
 ) -> list[LoopLayer]:
     """All layers. ``module`` is read for its weights and its training mode, never called.
 
@@ -248,7 +249,8 @@ def message_passing(
     local_clusters = None
     layers = []
     for index in range(num_layers):
-        message, block = module.messages[index], module.blocks[index]
+        maps = index if weight_period is None else index % weight_period
+        message, block = module.messages[maps], module.blocks[index]
         global_plan = global_messages = local_plans = local_messages = None
         if alpha > 0:
             global_plan = sinkhorn(cost_matrix(z, global_clusters, global_cost_scale), lam, global_iters)
@@ -288,13 +290,13 @@ def message_passing(
             aggr=aggr,
         )
         if ego_readout:
-            weight = array(module.readouts[index].weight)
+            weight = array(module.readouts[maps].weight)
             width = x.shape[1]
             for i in range(len(x)):
                 for j in range(num_local):
                     updated[i] += weight[:, j * width : (j + 1) * width] @ local_messages[i, j]
         if residual:
-            updated = updated + linear(z, block.residual)
+            updated = updated + linear(z, module.blocks[maps].residual)
         if norm == "layer":
             updated = layer_norm(updated, array(block.norm.weight), array(block.norm.bias))
         elif norm == "batch":

@@ -37,6 +37,23 @@ def test_input_dropout_acts_on_the_features_alone():
         Recipe("gcn", OPTIONS | {"input_dropout": 1.0}).build(data)
 
 
+@pytest.mark.parametrize("model", ["mlp", "gcn", "gat", "sage", "gin"])
+def test_repeated_maps_are_one_set_of_weights(model):
+    data = load_graph("sbm:num_nodes=50,avg_degree=4")
+    options = OPTIONS | {"num_layers": 4, "norm": "batch", "residual": True}
+    tied, shallow = (
+        Recipe(model, options | {"weight_period": 1, "num_layers": layers}).build(data) for layers in (4, 1)
+    )
+    own_norms = 3 * sum(parameter.numel() for parameter in tied.blocks[0].norm.parameters())
+    count = [sum(parameter.numel() for parameter in net.parameters()) for net in (tied, shallow)]
+    assert count[0] == count[1] + own_norms
+    plain = Recipe(model, options).build(data)
+    plain.load_state_dict(tied.state_dict())
+    assert torch.equal(tied.eval()(data.x, data.edge_index), plain.eval()(data.x, data.edge_index))
+    with pytest.raises(ValueError, match="weight_period"):
+        Recipe(model, options | {"weight_period": 0}).build(data)
+
+
 @pytest.mark.parametrize("model", ["gcn", "sage", "gin"])
 def test_sparse_matrix_gives_what_the_edges_give(model):
     data = load_graph("sbm:num_nodes=60,avg_degree=4")

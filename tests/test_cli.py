@@ -15,11 +15,13 @@ import pytest
 import torch
 
 from dcgnn import DCGNN, DCMsgPassing
+from dcgnn.baselines import BASELINES
 from dcgnn.checkpoint import load_checkpoint
 from dcgnn.cli import main
 from dcgnn.cli.options import model_defaults, train_option_names
 from dcgnn.cli.train import parse_splits
 from dcgnn.data import list_graphs
+from dcgnn.presets import load_preset
 
 GRAPH = "sbm:num_nodes=60,avg_degree=4,signal=2.0"
 QUICK = ["train", GRAPH, "--hidden", "8", "--layers", "1", "--quiet"]
@@ -106,6 +108,56 @@ def test_every_model_option_reaches_the_model():
 )
 def test_model_and_training_options(options, capsys):
     assert main([*QUICK, "--epochs", "2", *options]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", BASELINES)
+def test_baselines_train_with_their_own_options(model, capsys):
+    own = {"gat": ["--heads", "2"], "linkx": ["--num-edge-layers", "2"]}.get(model, ["--no-residual"])
+    assert main([*QUICK, "--epochs", "2", "--model", model, *own, "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["model"]["model"] == model
+    assert "alpha" not in report["model"]
+    given = {"gat": ("heads", 2), "linkx": ("num_edge_layers", 2)}.get(model, ("residual", False))
+    assert report["model"][given[0]] == given[1]
+
+
+def test_baselines_take_their_preset(capsys):
+    assert main([*QUICK, "--epochs", "2", "--model", "gcn", "--preset", "cora", "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    preset = load_preset("cora", "gcn")
+    own = {
+        name: value for name, value in preset.options.items() if name not in ("hidden_channels", "num_layers")
+    }
+    assert own.items() <= report["model"].items()
+    assert report["model"]["hidden_channels"] == 8  # what was given wins
+    assert report["training"]["lr"] == preset.training["lr"]
+
+
+def test_checkpoints_tell_baselines_apart(capsys):
+    arguments = [*QUICK, "--epochs", "2", "--checkpoint", "run.pt"]
+    assert main([*arguments, "--model", "gcn"]) == 0
+    capsys.readouterr()
+    assert "gcn" in fails(capsys, *arguments, "--model", "sage", "--resume")
+    assert "gcn" in fails(capsys, "report", "run.pt")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model", "gcn", "--alpha", "0.5"],
+        ["--model", "gcn", "--heads", "2"],
+        ["--model", "linkx", "--norm", "batch"],
+        ["--heads", "2"],
+        ["--model", "gat", "--sim-weight", "0.1"],
+        ["--model", "gat", "--ortho-weight", "0.1"],
+        ["--model", "gat", "--objective-every", "1"],
+        ["--model", "gat", "--loader", "neighbor"],
+        ["--model", "gat", "--partition"],
+    ],
+)
+def test_options_of_other_models_are_refused(arguments, capsys):
+    option = next(word for word in arguments if word.startswith("--") and word != "--model")
+    assert option in fails(capsys, *QUICK, *arguments)
 
 
 def test_resume_continues_to_the_same_result(capsys):

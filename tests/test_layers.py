@@ -149,6 +149,14 @@ OPTION_SETS: dict[str, dict[str, Any]] = {
     "layer norm": {"norm": "layer", "num_layers": 2},
     "batch norm": {"norm": "batch", "num_layers": 2},
     "node activation": {"node_activation": "relu", "num_layers": 2},
+    "repeated maps": {
+        "num_layers": 5,
+        "weight_period": 2,
+        "transform": "per-cluster",
+        "ego_readout": True,
+        "residual": True,
+        "norm": "layer",
+    },
     "everything": {
         "num_layers": 3,
         "num_local": 3,
@@ -463,7 +471,11 @@ def test_lazy_module_loads_a_state() -> None:
     assert torch.equal(known(x, edge_index), lazy(x, edge_index))
 
 
-@pytest.mark.parametrize("build", [full_conv, full_model])
+def repeating_model() -> DCGNN:
+    return full_model(num_layers=4, weight_period=1)
+
+
+@pytest.mark.parametrize("build", [full_conv, full_model, repeating_model])
 def test_state_dict_round_trip_is_bit_identical(build: Any, tmp_path: Any) -> None:
     x, edge_index = directed_input()
     first = build()
@@ -476,7 +488,7 @@ def test_state_dict_round_trip_is_bit_identical(build: Any, tmp_path: Any) -> No
     assert torch.equal(first(x, edge_index), second(x, edge_index))
 
 
-@pytest.mark.parametrize("build", [full_conv, full_model])
+@pytest.mark.parametrize("build", [full_conv, full_model, repeating_model])
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies_are_bit_identical_and_apart(build: Any, how: str) -> None:
     x, edge_index = directed_input()
@@ -587,6 +599,37 @@ def test_input_dropout_acts_on_the_features_alone() -> None:
             full_model(input_dropout=bad)
 
 
+@pytest.mark.parametrize("period", [1, 2, 3, 7])
+def test_repeated_maps_are_one_set_of_weights(period: int) -> None:
+    """Equal to a model of as many layers whose maps hold the same values; gradients add up over them."""
+    options = {"num_layers": 5, "transform": "per-cluster", "ego_readout": True, "residual": True,
+               "norm": "layer"}  # fmt: skip
+    tied = DCMsgPassing(CHANNELS, NUM_GLOBAL, weight_period=period, **options).double()
+    disturb(tied)
+    plain = DCMsgPassing(CHANNELS, NUM_GLOBAL, **options).double()
+    plain.load_state_dict(tied.state_dict())
+    x, edge_index = directed_input(CHANNELS, torch.float64)
+    weights = features(10, CHANNELS, seed=3, dtype=torch.float64)
+    for module in (tied, plain):
+        out = module(x, edge_index)
+        (out * weights).sum().backward()
+    assert torch.equal(tied(x, edge_index), plain(x, edge_index))
+
+    expected: dict[int, Tensor] = {}
+    owners = dict(tied.named_parameters(remove_duplicate=False))
+    for name, parameter in plain.named_parameters():
+        key = id(owners[name])
+        expected[key] = expected.get(key, torch.zeros_like(parameter)) + parameter.grad
+    for parameter in tied.parameters():
+        torch.testing.assert_close(parameter.grad, expected.pop(id(parameter)))
+    assert not expected
+
+    # A copy keeps the ties, and a norm of its own stays with every layer.
+    distinct = {id(block.residual) for block in copy.deepcopy(tied).blocks}
+    assert len(distinct) == min(period, 5)
+    assert len({id(block.norm) for block in tied.blocks}) == 5
+
+
 # Gradients ---------------------------------------------------------------------------------------------
 
 
@@ -598,6 +641,7 @@ def test_input_dropout_acts_on_the_features_alone() -> None:
         lambda: full_conv(num_local=3, local_iters=None, global_iters=None),
         lambda: full_conv(num_local=1, mass="paper"),
         lambda: full_model(norm="layer"),
+        lambda: full_model(norm="layer", num_layers=3, weight_period=1),
         lambda: full_model(norm="layer", local_init="fresh", num_layers=3, transform="shared"),
     ],
 )
@@ -824,6 +868,9 @@ def test_exports_with_a_graph(graph: str) -> None:
         ("num_local", 0),
         ("num_local", -1),
         ("num_local", 2.0),
+        ("weight_period", 0),
+        ("weight_period", -1),
+        ("weight_period", 1.5),
         ("num_local", True),
         ("local_iters", 0),
         ("local_iters", -3),

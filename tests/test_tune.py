@@ -175,8 +175,9 @@ def test_first_trials_are_trained_first(splits, monkeypatch):
     monkeypatch.setattr(Recipe, "run", lambda self, *a: seen.append(self) or original(self, *a))
     tune(splits[:1], "gcn", trials=4, budget=QUICK)
     default = recipe_for(splits[0].name, "gcn")
-    assert seen[0].options == {"input_dropout": None, **default.options}
-    assert [recipe.options["norm"] for recipe in seen] == ["layer", "batch", "batch", None]
+    assert seen[0].options == {"input_dropout": None, "weight_period": None, **default.options}
+    assert [recipe.options["norm"] for recipe in seen] == ["layer", "batch", "batch", "batch"]
+    assert [recipe.options["weight_period"] for recipe in seen] == [None, None, None, 1]
 
 
 def test_later_trials_change_a_good_one(splits, tmp_path, monkeypatch):
@@ -195,13 +196,13 @@ def test_later_trials_change_a_good_one(splits, tmp_path, monkeypatch):
     monkeypatch.setattr(Recipe, "run", run)
     tune(splits[:1], "mlp", trials=12, budget=QUICK)
     begun = len(first_trials(splits[0].name, "mlp", 2, QUICK))
-    assert begun == 5
+    assert begun == 6
     apart = [
         min(sum(new[name] != old[name] for name in new) for old in seen[:3])
         for index, new in enumerate(seen)
         if index >= begun and index % tuning._EXPLORE_EVERY
     ]
-    assert len(apart) == 6
+    assert len(apart) == 5
     assert all(1 <= count <= 4 for count in apart)
     assert len({json.dumps(settings, sort_keys=True) for settings in seen}) == len(seen)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import LINKX, MLP, GATConv, GCNConv, GINConv, SAGEConv
 from torch_geometric.utils import coalesce, remove_self_loops, to_torch_csr_tensor
 
-from dcgnn.nn.messages import NodeBlock
+from dcgnn.nn.messages import NodeBlock, check_period, repeat
 from dcgnn.nn.sparse_input import dropout_linear
 
 
@@ -36,6 +35,7 @@ class ConvNet(nn.Module):
         input_dropout: The one of the input features; None: that of ``dropout``.
         norm: ``None``, ``"batch"`` or ``"layer"``.
         residual: Add a linear map of the node itself in every layer.
+        weight_period: Convolutions and residual maps repeat after so many layers; None: never.
         matrix: How the convolution takes a graph as a sparse matrix: ``"edges"``: its edges as they are,
             ``"no loops"``: without self-loops, because it adds its own; None: it does not.
 
@@ -55,6 +55,7 @@ class ConvNet(nn.Module):
         input_dropout: float | None = None,
         norm: str | None = None,
         residual: bool = False,
+        weight_period: int | None = None,
         matrix: str | None = None,
     ) -> None:
         super().__init__()
@@ -64,10 +65,9 @@ class ConvNet(nn.Module):
         if not 0 <= self.input_dropout < 1:
             raise ValueError(f"input_dropout must be in [0, 1), got {input_dropout}")
         self.lin_in = nn.Linear(in_channels, hidden_channels)
-        self.convs = nn.ModuleList(conv(hidden_channels) for _ in range(num_layers))
-        self.blocks = nn.ModuleList(
-            NodeBlock(hidden_channels, residual, norm, "relu", dropout) for _ in range(num_layers)
-        )
+        period = check_period(weight_period, num_layers)
+        self.convs = repeat((conv(hidden_channels) for _ in range(period)), num_layers)
+        self.blocks = NodeBlock.stack(num_layers, period, hidden_channels, residual, norm, "relu", dropout)
         self.lin_out = nn.Linear(hidden_channels, out_channels)
 
     def forward(self, x: Tensor, graph: Tensor) -> Tensor:
@@ -179,9 +179,27 @@ def gin(in_channels: int, hidden_channels: int, out_channels: int, **options: ob
     )
 
 
-def linkx(in_channels: int, hidden_channels: int, out_channels: int, num_nodes: int, **options: Any) -> LINKX:
+def linkx(
+    in_channels: int,
+    hidden_channels: int,
+    out_channels: int,
+    num_nodes: int,
+    num_layers: int = 1,
+    num_edge_layers: int = 1,
+    num_node_layers: int = 1,
+    dropout: float = 0.0,
+) -> LINKX:
     """PyG's ``LINKX``, bound to a graph of ``num_nodes`` nodes."""
-    return LINKX(num_nodes, in_channels, hidden_channels, out_channels, **{"num_layers": 1, **options})
+    return LINKX(
+        num_nodes,
+        in_channels,
+        hidden_channels,
+        out_channels,
+        num_layers,
+        num_edge_layers,
+        num_node_layers,
+        dropout,
+    )
 
 
 #: Every baseline by name.

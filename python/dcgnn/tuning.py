@@ -32,6 +32,7 @@ _SKELETON: dict[str, Sequence[Any]] = {
     "input_dropout": (None, 0.0),
     "norm": (None, "batch", "layer"),
     "residual": (False, True),
+    "weight_period": (None, 1),
 }
 
 #: What only DC-GNN has: the paper's letters first, then the options of this package.
@@ -75,6 +76,7 @@ _LAYERED: dict[str, Any] = {
     "activation": None, "node_activation": "relu", "ego_readout": True, "local_init": "carry",
     "adjacency_embedding": False, "num_mlp_layers": 1, "input_dropout": None, "global_cost_scale": "none",
     "lr": 0.01, "lr_schedule": "constant", "weight_decay": 5e-4, "ortho_weight": 0.0, "sim_weight": 0.0,
+    "weight_period": None,
 }  # fmt: skip
 
 _PLAIN = _LAYERED | {
@@ -82,9 +84,15 @@ _PLAIN = _LAYERED | {
     "ego_readout": False, "alpha": 0.1,
 }  # fmt: skip
 
+#: With raw costs the few Sinkhorn iterations let single nodes of the global problem run away.
+_DEEP = _LAYERED | {
+    "num_layers": 8, "norm": "batch", "dropout": 0.2, "input_dropout": 0.0, "weight_decay": 0.0,
+    "global_cost_scale": "mean", "local_init": "fresh", "lr_schedule": "cosine",
+}  # fmt: skip
+
 #: Where a search begins: a skeleton for all graphs, with LINKX's input, without a node's own way past its
-#: neighbours, deep, the plain layer, and little more than an MLP. Baselines begin with the same, as far as
-#: they have the settings.
+#: neighbours, deep (also with the same maps in all layers), the plain layer, and little more than an MLP.
+#: Baselines begin with the same, as far as they have the settings.
 _FIRST_TRIALS: tuple[dict[str, Any], ...] = (
     _LAYERED,
     _LAYERED | {"adjacency_embedding": True},
@@ -92,11 +100,9 @@ _FIRST_TRIALS: tuple[dict[str, Any], ...] = (
     _LAYERED | {
         "norm": "batch", "residual": False, "input_dropout": 0.0, "adjacency_embedding": True,
     },
-    # Deep: with raw costs the few Sinkhorn iterations let single nodes of the global problem run away.
-    _LAYERED | {
-        "num_layers": 8, "norm": "batch", "dropout": 0.2, "input_dropout": 0.0, "weight_decay": 0.0,
-        "global_cost_scale": "mean", "local_init": "fresh", "lr_schedule": "cosine",
-    },
+    _DEEP,
+    # The same maps in all layers: a fraction of the weights, with less to learn by heart.
+    _DEEP | {"dropout": 0.0, "weight_period": 1},
     _PLAIN,
     _PLAIN | {"num_layers": 1, "hidden_channels": 128, "alpha": 0.5, "beta": 5.0, "residual": True},
 )  # fmt: skip
@@ -104,6 +110,7 @@ _FIRST_TRIALS: tuple[dict[str, Any], ...] = (
 #: What a preset means that does not name these settings.
 _UNNAMED: dict[str, Any] = {
     "input_dropout": None, "global_cost_scale": "none", "local_init": "carry", "lr_schedule": "constant",
+    "weight_period": None,
 }  # fmt: skip
 
 #: Marks trials that Ctrl-C ended.

@@ -8,13 +8,14 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_type_hints
 
+from dcgnn.baselines import BASELINES, ConvNet
 from dcgnn.nn.model import DCGNN
 from dcgnn.nn.msg_passing import DCMsgPassing
-from dcgnn.recipe import Recipe
+from dcgnn.recipe import TITLES, Recipe
 from dcgnn.training import TrainConfig
 
 #: Arguments of the model that follow from the graph or from another argument.
-_NOT_OPTIONS = frozenset({"in_channels", "out_channels", "num_nodes", "channels", "kwargs"})
+_NOT_OPTIONS = frozenset({"in_channels", "out_channels", "num_nodes", "channels", "conv", "matrix", "cached"})
 
 #: Flags that read better than the name of the argument.
 _FLAGS = {"hidden_channels": "hidden", "num_layers": "layers"}
@@ -57,8 +58,12 @@ _MODEL_HELP = {
     "local_init": "local clusters of a layer: carry over or fresh",
     "activation": "activation of the cluster embeddings: none, tanh, ...",
     "transform": "learnable map of the cluster embeddings: none, shared or per-cluster",
+    "weight_period": "repeat the learnable maps after so many layers; none: every layer has its own",
     "global_momentum": "start the global clusters at a moving average with this momentum; none: trainable",
     "ego_readout": "let a node read the clusters of its own ego directly",
+    "heads": "attention heads",
+    "num_edge_layers": "layers of the map of the adjacency rows",
+    "num_node_layers": "layers of the map of the features",
 }
 
 _TRAIN_HELP = {
@@ -75,15 +80,32 @@ _TRAIN_HELP = {
 }
 
 
-def model_defaults() -> dict[str, Any]:
-    """Every option of the model with the default of the command line."""
-    return {name: default for name, (_, default) in _model_parameters().items()}
+def model_defaults(model: str = "dcgnn") -> dict[str, Any]:
+    """Every option of a model with the default of the command line."""
+    return {name: default for name, (_, default) in _model_parameters(model).items()}
 
 
 def add_model_options(parser: argparse._ActionsContainer) -> None:
     """One option for every argument of :class:`~dcgnn.DCGNN` that the graph does not fix."""
-    for name, (kind, default) in _model_parameters().items():
+    for name, (kind, default) in _model_parameters("dcgnn").items():
         _add(parser, name, kind, default, _MODEL_HELP.get(name, "see the argument of DCGNN"))
+
+
+def add_baseline_options(parser: argparse._ActionsContainer) -> None:
+    """One option for every argument that only baselines have; the others bear the names of DC-GNN's."""
+    for name, models in _baseline_options().items():
+        kind, default = _model_parameters(models[0])[name]
+        titles = ", ".join(TITLES[model] for model in models)
+        _add(parser, name, kind, default, f"{titles}: {_MODEL_HELP[name]}")
+
+
+def _baseline_options() -> dict[str, list[str]]:
+    """The options that DC-GNN does not have, and which models do."""
+    found: dict[str, list[str]] = {}
+    for model in BASELINES:
+        for name in set(model_defaults(model)) - set(model_defaults()):
+            found.setdefault(name, []).append(model)
+    return dict(sorted(found.items()))
 
 
 def train_option_names() -> list[str]:
@@ -100,13 +122,23 @@ def add_train_options(parser: argparse._ActionsContainer) -> None:
 
 
 def fill(arguments: argparse.Namespace, preset: Recipe | None = None) -> None:
-    """Give every option that was not given its value from the preset, else its default."""
-    defaults = model_defaults() | {name: getattr(TrainConfig(), name) for name in train_option_names()}
+    """Give every option of the model, and of training, that was not given its value from the preset, else its
+    default.
+
+    Raises:
+        ValueError: If an option was given, or is in the preset, that the model does not have.
+    """
+    model = arguments.model
+    own = model_defaults(model)
+    for name in set(model_defaults()) | set(_baseline_options()):
+        if name not in own and hasattr(arguments, name):
+            raise ValueError(f"{_flag(name)}: {TITLES[model]} does not have it")
+    defaults = own | {name: getattr(TrainConfig(), name) for name in train_option_names()}
     if preset is not None:
-        if unknown := set(preset.options) - set(model_defaults()):
+        if unknown := set(preset.options) - set(own):
             raise ValueError(f"preset: the model has no option {', '.join(sorted(unknown))}")
         # The preset was found with the model's own defaults, not with those of the command line.
-        defaults |= {name: default for name, (_, default) in _model_parameters({}).items()}
+        defaults |= {name: default for name, (_, default) in _model_parameters(model, {}).items()}
         defaults |= {**preset.options, **preset.training}
     for name, value in defaults.items():
         if not hasattr(arguments, name):
@@ -115,7 +147,7 @@ def fill(arguments: argparse.Namespace, preset: Recipe | None = None) -> None:
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of the model as they were given."""
-    return {name: getattr(arguments, name) for name in model_defaults()}
+    return {name: getattr(arguments, name) for name in model_defaults(arguments.model)}
 
 
 def train_config(arguments: argparse.Namespace, seed: int) -> TrainConfig:
@@ -124,24 +156,40 @@ def train_config(arguments: argparse.Namespace, seed: int) -> TrainConfig:
     return TrainConfig(seed=seed, **given)
 
 
-def _model_parameters(starting: Mapping[str, Any] = _DEFAULTS) -> dict[str, tuple[Any, Any]]:
-    """Type and default of every option of the model, by name of the argument.
+def _model_parameters(model: str, starting: Mapping[str, Any] = _DEFAULTS) -> dict[str, tuple[Any, Any]]:
+    """Type and default of every option of a model, by name of the argument.
 
     Where ``starting`` does not name one, it is the default of the signature.
 
-    What :class:`~dcgnn.DCGNN` does not name itself it hands on to its message passing.
+    What :class:`~dcgnn.DCGNN` does not name itself it hands on to its message passing, and a baseline to
+    :class:`~dcgnn.baselines.ConvNet`.
     """
+    owners: list[Callable[..., Any]] = [DCGNN, DCMsgPassing]
+    if model != "dcgnn":
+        owners = [BASELINES[model]]
+        if _takes_more(BASELINES[model]):
+            owners.append(ConvNet)
     found: dict[str, tuple[Any, Any]] = {}
-    for owner in (DCGNN, DCMsgPassing):
-        kinds = get_type_hints(owner.__init__)
+    for owner in owners:
+        kinds = get_type_hints(vars(owner)["__init__"] if isinstance(owner, type) else owner)
         for name, parameter in inspect.signature(owner).parameters.items():
-            if name not in _NOT_OPTIONS and name not in found:
+            if parameter.kind != parameter.VAR_KEYWORD and name not in _NOT_OPTIONS | set(found):
                 found[name] = (kinds[name], starting.get(name, parameter.default))
     return found
 
 
+def _takes_more(builder: Callable[..., Any]) -> bool:
+    """Whether it hands on options that it does not name."""
+    parameters = inspect.signature(builder).parameters.values()
+    return any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _flag(name: str) -> str:
+    return "--" + _FLAGS.get(name, name).replace("_", "-")
+
+
 def _add(parser: argparse._ActionsContainer, name: str, kind: Any, default: Any, help_text: str) -> None:
-    flag = "--" + _FLAGS.get(name, name).replace("_", "-")
+    flag = _flag(name)
     shown = "none" if default is None else default
     text = f"{help_text} (default: {shown})".replace("%", "%%")
     if kind is bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dcgnn.allocator import keep_freed_memory
 from dcgnn.cli.info import environment
 from dcgnn.cli.table import format_table
 from dcgnn.cli.train import parse_splits
@@ -71,6 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
     for option in ("datasets", "models", "split", "seeds", "depths", "epochs"):
         if getattr(arguments, option) is not None and option not in takes:
             raise ValueError(f"--{option}: {arguments.name} does not take it")
+    keep_freed_memory()
     outcome = reproduce(arguments.name, context, environment())
     print(format_table(outcome.header, outcome.rows))
     for note in outcome.notes:

@@ -25,7 +25,7 @@ from dcgnn.distributed.launch import DEFAULT_TIMEOUT, MAX_TIMEOUT, RankLost, Ran
 from dcgnn.engines import BatchConfig, GraphShare
 from dcgnn.partition import METHODS
 from dcgnn.presets import load_preset, recipe_for
-from dcgnn.recipe import build_model
+from dcgnn.recipe import MODELS, build_model
 from dcgnn.training import TrainingInterrupted, TrainResult, train
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -35,8 +35,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to the parser."""
     parser = commands.add_parser(
         "train",
-        help="train DC-GNN on a graph",
-        description="Train DC-GNN for node classification on one graph.",
+        help="train DC-GNN, or a model to compare it with, on a graph",
+        description="Train DC-GNN, or a model to compare it with, for node classification on one graph.",
         epilog=describe_graphs().replace("%", "%%"),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,6 +45,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--data-root",
         metavar="DIR",
         help=f"folder of the raw files (default: {DATA_ROOT_VARIABLE})",
+    )
+    parser.add_argument(
+        "--model", choices=MODELS, default="dcgnn", help="which model to train (default: %(default)s)"
     )
     parser.add_argument(
         "--preset",
@@ -85,7 +88,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--quiet", action="store_true", help="no progress bar, results only")
     _add_scaling_options(parser.add_argument_group("scaling", "for large graphs; see docs/scaling.md"))
     options.add_train_options(parser.add_argument_group("training"))
-    options.add_model_options(parser.add_argument_group("model"))
+    options.add_model_options(parser.add_argument_group("model", "the skeleton's serve the baselines, too"))
+    options.add_baseline_options(parser.add_argument_group("baselines"))
     parser.set_defaults(run=run)
 
 
@@ -129,8 +133,13 @@ def run(arguments: argparse.Namespace) -> None:
     """Train every split and seed that was asked for, and report."""
     preset = None
     if arguments.preset is not None:
-        preset = load_preset(arguments.preset) if arguments.preset else recipe_for(arguments.graph, "dcgnn")
+        find = load_preset if arguments.preset else recipe_for
+        preset = find(arguments.preset or arguments.graph, arguments.model)
     options.fill(arguments, preset)
+    if arguments.model != "dcgnn":
+        for name in ("loader", "partition", "ortho_weight", "sim_weight", "objective_every"):
+            if getattr(arguments, name):
+                raise ValueError(f"--{name.replace('_', '-')} is for dcgnn, not for {arguments.model}")
     for name in ("num_neighbors", "batch_size"):
         if getattr(arguments, name) is not None and not arguments.loader:
             raise ValueError(f"--{name.replace('_', '-')} is for mini-batches: add --loader neighbor")
@@ -272,11 +281,15 @@ def _train_one(
     torch.manual_seed(seed)
     model = build_model(
         model_options,
+        arguments.model,
         channels=data.num_features,
         classes=data.num_classes,
         nodes=data.num_nodes,
     ).to(device, dtype)
-    model_options["num_global"] = model.message_passing.num_global
+    if arguments.model == "dcgnn":
+        model_options["num_global"] = model.message_passing.num_global
+    else:
+        model_options["model"] = arguments.model  # the class alone does not tell GCN from GAT
     batches = None
     if arguments.loader:
         given = {name: getattr(arguments, name) for name in ("num_neighbors", "batch_size")}
@@ -356,7 +369,7 @@ def _checkpoint_paths(
     if arguments.checkpoint:
         base = Path(arguments.checkpoint)
     else:
-        base = Path("dcgnn-" + re.sub(r"[^\w.=,-]+", "-", arguments.graph) + ".pt")
+        base = Path(f"{arguments.model}-" + re.sub(r"[^\w.=,-]+", "-", arguments.graph) + ".pt")
     return {
         (split, seed): base.with_name(f"{base.stem}-split{split}-seed{seed}{base.suffix}")
         for split, seed in runs

@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+from dcgnn.allocator import keep_freed_memory
 from dcgnn.cli.train import parse_splits
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
 from dcgnn.presets import preset_to_write, save_preset
@@ -90,6 +91,7 @@ def run(arguments: argparse.Namespace) -> None:
         preset_to_write(arguments.write, name)  # a mistake shows before the search, not after it
     default = f"dcgnn-tune-{re.sub(r'[^a-z0-9.=,-]+', '-', name)}-{arguments.model}.log"
     storage = arguments.storage or default
+    keep_freed_memory()
     found = tune(
         splits,
         arguments.model,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch_geometric.nn.dense.linear import is_uninitialized_parameter
 from torch_geometric.nn.inits import glorot, zeros
 from torch_geometric.nn.resolver import activation_resolver
 
-from dcgnn.nn.checks import check_choice, check_number
+from dcgnn.nn.checks import check_choice, check_count, check_number
 from dcgnn.nn.topology import Topology
 from dcgnn_kernels import linear
 
@@ -91,6 +92,19 @@ class ClusterMessage(torch.nn.Module):
         return clusters if self.activation is None else self.activation(clusters)
 
 
+def repeat(modules: Iterable[torch.nn.Module], num_layers: int) -> torch.nn.ModuleList:
+    """One entry for each of ``num_layers`` layers, the same modules over and over."""
+    distinct = list(modules)
+    return torch.nn.ModuleList(distinct[layer % len(distinct)] for layer in range(num_layers))
+
+
+def check_period(weight_period: int | None, num_layers: int) -> int:
+    """After how many layers the maps repeat; None: never, every layer has its own."""
+    if weight_period is None:
+        return num_layers
+    return min(check_count("weight_period", weight_period), num_layers)
+
+
 class NodeBlock(torch.nn.Module):
     r"""What a deep model puts between layers: :math:`\mathrm{dropout}(\sigma(\mathrm{norm}(z' + W z)))`,
     with :math:`z` the layer's input and :math:`z'` its output; every part is optional.
@@ -114,6 +128,17 @@ class NodeBlock(torch.nn.Module):
             self.norm = LayerNorm(channels, mode="node")
         self.node_activation = resolve_activation("node_activation", node_activation)
         self.dropout = check_number("dropout", dropout, lambda p: 0 <= p < 1, "in [0, 1)")
+
+    @classmethod
+    def stack(cls, num_layers: int, weight_period: int, *args: Any, **kwargs: Any) -> torch.nn.ModuleList:
+        """The blocks of a model whose linear maps repeat after ``weight_period`` layers.
+
+        Norms do not: what a layer puts out has a mean and a scale of its own.
+        """
+        blocks = [cls(*args, **kwargs) for _ in range(num_layers)]
+        for layer, block in enumerate(blocks):
+            block.residual = blocks[layer % weight_period].residual
+        return torch.nn.ModuleList(blocks)
 
     def reset_parameters(self) -> None:
         for module in (self.residual, self.norm):

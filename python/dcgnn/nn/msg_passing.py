@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dcgnn.nn.checks import check_choice, check_count, check_features, check_finite, check_number
-from dcgnn.nn.messages import ClusterMessage, NodeBlock
+from dcgnn.nn.messages import ClusterMessage, NodeBlock, check_period, repeat
 from dcgnn.nn.objective import ClusterObjective, clustering_objective
 from dcgnn.nn.topology import BatchTopology, Topology, as_topology
 from dcgnn_kernels import local_sinkhorn
@@ -140,6 +140,9 @@ class DCMsgPassing(torch.nn.Module):
         norm: None, ``"batch"`` or ``"layer"``, after every layer.
         node_activation: activation of the nodes after every layer, by name or as a callable.
         dropout: probability, after every layer.
+        weight_period: the learnable maps of the messages, the readout and the residual repeat after so many
+            layers: 1 gives all layers the same ones, as the layers are steps of one optimisation. Norms
+            stay their own. None: every layer has its own maps.
         global_momentum: None: the global cluster-nodes start at a trainable embedding. A number
             :math:`m` in [0, 1): they start at a moving average over the batches seen in training,
             :math:`E \leftarrow m E + (1 - m) C^\Omega` with the first layer's clusters, and have no
@@ -178,6 +181,7 @@ class DCMsgPassing(torch.nn.Module):
         norm: str | None = None,
         node_activation: str | Callable | None = None,
         dropout: float = 0.0,
+        weight_period: int | None = None,
         global_momentum: float | None = None,
     ) -> None:
         super().__init__()
@@ -208,16 +212,15 @@ class DCMsgPassing(torch.nn.Module):
         else:
             check_number("global_momentum", global_momentum, lambda m: 0 <= m < 1, "in [0, 1)")
             self.register_buffer("global_embedding", torch.empty(num_global, channels))
-        self.messages = torch.nn.ModuleList(
-            ClusterMessage(channels, num_local, transform, activation) for _ in range(num_layers)
+        period = check_period(weight_period, num_layers)
+        self.messages = repeat(
+            (ClusterMessage(channels, num_local, transform, activation) for _ in range(period)), num_layers
         )
-        self.blocks = torch.nn.ModuleList(
-            NodeBlock(channels, residual, norm, node_activation, dropout) for _ in range(num_layers)
-        )
-        self.readouts = torch.nn.ModuleList(
-            torch.nn.Linear(num_local * channels, channels, bias=False)
-            for _ in range(num_layers if ego_readout else 0)
-        )
+        self.blocks = NodeBlock.stack(num_layers, period, channels, residual, norm, node_activation, dropout)
+        self.readouts = torch.nn.ModuleList()
+        if ego_readout:
+            maps = (torch.nn.Linear(num_local * channels, channels, bias=False) for _ in range(period))
+            self.readouts = repeat(maps, num_layers)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
