@@ -13,7 +13,7 @@ from dcgnn import training
 from dcgnn.cli import main
 from dcgnn.reproduce import EXPERIMENTS, Context, classification, reproduce, sensitivity, state_of, tree
 from dcgnn.reproduce.experiment import Job, has_files
-from dcgnn.reproduce.paper import CLASSIFICATION, Printed, verdict
+from dcgnn.reproduce.paper import BASELINES, CLASSIFICATION, Printed, verdict
 
 
 @pytest.fixture
@@ -143,7 +143,13 @@ def test_classification_trains_every_model_and_tells_the_verdict(tmp_path, data_
         assert len(entry["splits"]) == 2
         assert entry["mean"] == pytest.approx(np.mean(entry["splits"]))
     assert result["verdicts"]["minesweeper"] == CLASSIFICATION["minesweeper"].verdict(row["dcgnn"]["mean"])
-    assert "98.50" in out
+    lines = out.splitlines()
+    (ours,) = (number for number, line in enumerate(lines) if line.startswith("minesweeper "))
+    assert "98.50 ± 0.21" in lines[ours]
+    # Below ours, each in the column of its model.
+    for model, printed in BASELINES["minesweeper"].items():
+        place = lines[ours + 1].index(str(printed))
+        assert lines[ours][place:].startswith(f"{row[model]['mean']:.2f} ± ")
     assert (tmp_path / "out" / "classification" / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

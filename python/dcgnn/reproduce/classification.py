@@ -57,6 +57,9 @@ def run(context: Context, name: str = "classification") -> Outcome:
         rows.append(line)
         if verdict is not None:
             verdicts[graph] = verdict
+        known = paper.BASELINES.get(graph, {})
+        if any(model in known for model in models):
+            rows.append(["  in the paper", "", *(str(known.get(model, "")) for model in models), "", ""])
         data[graph] = {model: {"mean": _mean(values), "deviation": _deviation(values), "splits": values}
                        for model, values in row.items()}  # fmt: skip
     seconds = sum(result["seconds"] for result in results)
