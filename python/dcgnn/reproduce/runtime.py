@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from dcgnn.baselines import ConvNet
 from dcgnn.data import GraphData
 from dcgnn.nn.model import DCGNN
 from dcgnn.recipe import TITLES, Recipe
@@ -24,33 +26,65 @@ _SKELETON = {"hidden_channels": 64, "num_layers": 2}
 _GENERATED = "minesweeper-synthetic"
 
 
+@dataclass(frozen=True)
+class Case:
+    """A model and the form in which it takes the graph: as it comes, or as a sparse matrix."""
+
+    model: str
+    matrix: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in the JSON file."""
+        return f"{self.model} matrix" if self.matrix else self.model
+
+    @property
+    def title(self) -> str:
+        """Its name where people read."""
+        return f"{TITLES[self.model]} (matrix)" if self.matrix else TITLES[self.model]
+
+
+def cases_of(models: Sequence[str]) -> list[Case]:
+    """Every model; those that take a sparse matrix also on one, as they are trained here."""
+    return [
+        Case(model, matrix)
+        for model in models
+        for matrix in (False, True)
+        if not matrix or model in ("gcn", "sage")
+    ]
+
+
 def run(context: Context, name: str = "runtime") -> Outcome:
     """Time a training step of every model, all with two layers of 64 channels."""
     graphs = context.choose_graphs(GRAPHS, otherwise=_GENERATED)
     models = context.choose_models(MODELS)
-    results = context.collect(name, [_job(context, graph, models) for graph in graphs])
+    cases = cases_of(models)
+    results = context.collect(name, [_job(context, graph, cases) for graph in graphs])
+    compared = [case for case in cases if case.model == "gcn"] if "dcgnn" in models else []
     rows = []
     for graph, result in zip(graphs, results, strict=True):
-        cells = [f"{1000 * result['seconds'][model]:.1f}" for model in models]
-        ratio = ""
-        if {"dcgnn", "gcn"} <= set(models):
-            ratio = f"{result['seconds']['dcgnn'] / result['seconds']['gcn']:.2f}"
-        rows.append([graph, *cells, ratio])
+        seconds = result["seconds"]
+        times = [f"{1000 * seconds[case.name]:.1f}" for case in cases]
+        rows.append([graph, *times, *(f"{seconds['dcgnn'] / seconds[case.name]:.2f}" for case in compared)])
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        for index, model in enumerate(models):
-            places = [position + (index - (len(models) - 1) / 2) * 0.2 for position in range(len(graphs))]
-            axes.bar(
-                places, [1000 * result["seconds"][model] for result in results], 0.2, label=TITLES[model]
-            )
+        width = 0.8 / len(cases)
+        for index, case in enumerate(cases):
+            places = [position + (index - (len(cases) - 1) / 2) * width for position in range(len(graphs))]
+            heights = [1000 * result["seconds"][case.name] for result in results]
+            axes.bar(places, heights, width, label=case.title)
         axes.set_xticks(range(len(graphs)), graphs, rotation=20)
         axes.set_yscale("log")
         axes.set_ylabel("ms per training step")
         axes.legend()
 
     return Outcome(
-        header=["graph", *(f"{TITLES[model]}, ms" for model in models), "DC-GNN / GCN"],
+        header=[
+            "graph",
+            *(f"{case.title}, ms" for case in cases),
+            *(f"DC-GNN / {case.title}" for case in compared),
+        ],
         rows=rows,
         verdicts={},
         data={"results": dict(zip(graphs, results, strict=True)), "threads": torch.get_num_threads()},
@@ -62,24 +96,26 @@ def run(context: Context, name: str = "runtime") -> Outcome:
     )
 
 
-def _job(context: Context, graph: str, models: list[str]) -> Job:
+def _job(context: Context, graph: str, cases: Sequence[Case]) -> Job:
     def compute() -> dict[str, Any]:
         data = context.load(graph)
-        steps = {model: _step(Recipe(model, _SKELETON), data) for model in models}
+        steps = {case.name: _step(case, data) for case in cases}
         return {"seconds": interleaved_medians(steps, rounds=10, max_seconds=60.0)}
 
-    settings = {"graph": graph, "models": models, "skeleton": _SKELETON, "threads": torch.get_num_threads()}
+    names = [case.name for case in cases]
+    settings = {"graph": graph, "models": names, "skeleton": _SKELETON, "threads": torch.get_num_threads()}
     return Job(graph, settings, compute)
 
 
-def _step(recipe: Recipe, data: GraphData) -> Callable[[], object]:
+def _step(case: Case, data: GraphData) -> Callable[[], object]:
     torch.manual_seed(0)
-    model = recipe.build(data)
-    graph = (
-        EgoGraph.from_edge_index(data.edge_index, data.num_nodes)
-        if isinstance(model, DCGNN)
-        else data.edge_index
-    )
+    model = Recipe(case.model, _SKELETON).build(data)
+    graph: Any = data.edge_index
+    if isinstance(model, DCGNN):
+        graph = EgoGraph.from_edge_index(data.edge_index, data.num_nodes)
+    elif case.matrix:
+        assert isinstance(model, ConvNet)
+        graph = model.graph_of(data.edge_index, data.num_nodes)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     def step() -> None:
