@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import re
 from html.parser import HTMLParser
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from dcgnn.checkpoint import load_checkpoint, save_checkpoint
 from dcgnn.cli import main
 from dcgnn.report import load_trained
-from dcgnn.report.measures import cluster_purity, local_homophily, most_contested, project
+from dcgnn.report.figures import _LEGEND, _scatter, objective
+from dcgnn.report.measures import (
+    cluster_purity,
+    local_homophily,
+    most_contested,
+    project,
+    shuffle_members,
+    shuffled_purity,
+)
 from dcgnn_kernels import EgoGraph
 
 GRAPH = "sbm:num_nodes=60,avg_degree=4,signal=2.0"
@@ -97,6 +107,53 @@ def test_purity_of_perfect_clusters():
     purity, one = cluster_purity(assign, graph, y, 2)
     assert purity.tolist() == [1.0, 1.0, 1.0]
     assert one.tolist() == pytest.approx([2 / 3, 1.0, 1.0])
+
+
+def test_shuffled_clusters_are_those_of_the_ego_dealt_anew(checkpoint):
+    graph = load_trained(checkpoint).graph
+    assign = torch.arange(2 * graph.num_slots, dtype=torch.float64).view(-1, 2)
+    dealt = shuffle_members(assign, graph, seed=0)
+    bounds = graph.rowptr.tolist()
+    for start, end in itertools.pairwise(bounds):
+        assert sorted(dealt[start:end].tolist()) == assign[start:end].tolist()
+    assert not torch.equal(dealt, assign)
+    assert torch.equal(dealt, shuffle_members(assign, graph, seed=0))
+    assert not torch.equal(dealt, shuffle_members(assign, graph, seed=1))
+
+
+def test_purity_of_shuffled_clusters_lies_between_one_cluster_and_perfect_ones(checkpoint):
+    trained = load_trained(checkpoint)
+    graph, y = trained.graph, trained.data.y
+    assign = torch.nn.functional.one_hot(y[graph.member.long()], 2).double()
+    shuffled = shuffled_purity(assign, graph, y, 2)
+    purity, one = cluster_purity(assign, graph, y, 2)
+    assert torch.all(purity == 1)
+    assert torch.all(shuffled >= one - 1e-12)
+    mixed = one < 1
+    assert one[mixed].mean() + 0.01 < shuffled[mixed].mean() < 0.95
+
+
+def test_more_clusters_and_layers_than_a_legend_and_a_palette_hold(tmp_path):
+    path = tmp_path / "run.pt"
+    options = ["--epochs", "2", "--hidden", "8", "--quiet", "--objective-every", "1", "--layers", "12"]
+    assert main(["train", GRAPH, *options, "--checkpoint", str(path)]) == 0
+    lines = objective(load_trained(path)).axes[1].lines
+    assert len({line.get_color() for line in lines}) == len(lines) == 12
+    for count in (_LEGEND, _LEGEND + 1, 40):
+        figure = Figure()
+        axes = figure.subplots()
+        _scatter(axes, torch.zeros(2 * count, 2), 3 * (torch.arange(2 * count) % count), "cluster")
+        if count <= _LEGEND:
+            assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+                str(3 * number) for number in range(count)
+            ]
+            assert figure.axes == [axes]
+        else:
+            assert axes.get_legend() is None
+            assert len(figure.axes) == 2, "a colour bar"
+        drawn = axes.collections[0]
+        colours = drawn.to_rgba(drawn.get_array())
+        assert len({tuple(colour) for colour in colours.tolist()}) == count
 
 
 def test_most_contested_are_sorted(checkpoint):

@@ -83,7 +83,7 @@ def test_finished_runs_are_not_computed_again(tmp_path):
 )
 def test_damaged_runs_are_computed_again(damage, tmp_path, capsys):
     calls = []
-    job = Job("run", {"number": 1}, lambda: calls.append(1) or {"value": 1}, ["value"])
+    job = Job("run", {"number": 1}, lambda: calls.append(1) or {"value": 1})
     kept = Context(out=tmp_path)
     kept.collect("table", [job])
     (path,) = (tmp_path / "table" / "runs").iterdir()
@@ -92,6 +92,24 @@ def test_damaged_runs_are_computed_again(damage, tmp_path, capsys):
     assert kept.collect("table", [job]) == kept.collect("table", [job]) == [{"value": 1}]
     assert len(calls) == 2
     assert f"{path} is damaged: computed again" in capsys.readouterr().err
+
+
+def test_runs_on_other_files_of_a_graph_are_other_runs(tmp_path, data_root):
+    options = {"datasets": ["minesweeper"], "models": ["mlp"], "splits": [0]}
+    runs = tmp_path / "out" / "classification" / "runs"
+
+    def trained() -> int:
+        reproduce("classification", context(tmp_path, data_root, **options))
+        return len(list(runs.iterdir()))
+
+    assert trained() == 1
+    path = data_root / "minesweeper" / "minesweeper.npz"
+    arrays = dict(np.load(path))
+    np.savez(path, **{**arrays, "node_labels": arrays["node_labels"][::-1]})
+    assert trained() == 2
+    np.savez(path, **arrays)
+    path.touch()
+    assert trained() == 2, "what counts is what the files hold"
 
 
 def test_several_seeds_are_averaged_split_by_split(tmp_path, data_root):

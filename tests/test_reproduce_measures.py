@@ -6,11 +6,13 @@ import itertools
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch_geometric.utils import to_undirected
 
 from dcgnn import DCMsgPassing
 from dcgnn.data import load_graph
 from dcgnn.data.graph_data import few_label_split
+from dcgnn.reproduce.ablations import draw_bars
 from dcgnn.reproduce.dirichlet import dirichlet_energy
 from dcgnn.reproduce.homophily import class_matrix, edge_homophily
 from dcgnn.reproduce.resistance import (
@@ -93,6 +95,19 @@ def test_few_label_split():
         few_label_split(y, 0, per_class=21)
     with pytest.raises(ValueError, match="num_val"):
         few_label_split(y, 0)
+
+
+@pytest.mark.parametrize("models", [1, 2, 3])
+def test_bars_stand_around_their_tick_and_show_the_deviation(models):
+    scores = {graph: {f"model {m}": [50.0 + m, 54.0 + m] for m in range(models)} for graph in ("a", "b")}
+    axes = Figure().subplots()
+    assert draw_bars(axes, scores) == pytest.approx(52 - 8**0.5)
+    centres = torch.tensor([bar.get_x() + bar.get_width() / 2 for bar in axes.patches]).view(models, 2)
+    assert centres.mean(0).tolist() == pytest.approx(axes.get_xticks().tolist(), abs=1e-6)
+    ends = [segment[:, 1].tolist() for lines in axes.collections for segment in lines.get_segments()]
+    assert ends[0] == pytest.approx([52 - 8**0.5, 52 + 8**0.5])
+    single = Figure().subplots()
+    assert draw_bars(single, {"a": {"model": [50.0]}}) == 50.0
 
 
 def test_every_tree_is_a_graph_of_its_own():

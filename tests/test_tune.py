@@ -90,13 +90,33 @@ def test_an_interrupted_trial_does_not_count(splits, tmp_path, monkeypatch):
     def interrupted(self, data, seed=0):
         raise TrainingInterrupted(None, 1)
 
+    def recorded(self, data, seed=0):
+        runs.append(self)
+        return original(self, data, seed)
+
+    lost = first_trials(splits[0].name, "mlp", splits[0].num_classes, QUICK)[1]
     monkeypatch.setattr(Recipe, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tune(splits, "mlp", trials=2, budget=QUICK, storage=journal)
     runs = []
-    monkeypatch.setattr(Recipe, "run", lambda *a: runs.append(1) or original(*a))
+    monkeypatch.setattr(Recipe, "run", recorded)
     assert tune(splits, "mlp", trials=2, budget=QUICK, storage=journal).trials == 2
     assert len(runs) == len(splits)
+    # Its settings are tried after the first ones that were waiting.
+    assert tune(splits, "mlp", trials=12, budget=QUICK, storage=journal).trials == 12
+    assert any(lost.items() <= {**run.options, **run.training}.items() for run in runs)
+
+
+def test_a_journal_that_ends_within_a_line_is_left_alone(splits, tmp_path):
+    journal = tmp_path / "journal.log"
+    tune(splits, "mlp", trials=1, budget=QUICK, storage=journal)
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-20])
+    with pytest.raises(ValueError, match=r"journal.log ends in the middle of a line"):
+        tune(splits, "mlp", trials=2, budget=QUICK, storage=journal)
+    assert journal.read_bytes() == whole[:-20]
+    journal.write_bytes(whole[: whole[:-1].rindex(b"\n") + 1])
+    assert tune(splits, "mlp", trials=2, budget=QUICK, storage=journal).trials >= 2
 
 
 def test_finalists_meet_over_several_seeds(splits, tmp_path, monkeypatch):

@@ -160,7 +160,9 @@ def training_loss(
     if ortho_weight == 0 and sim_weight == 0:
         return loss
     if state is None or state.global_clusters is None:
-        raise ValueError("state with global clusters (alpha > 0) is needed when a loss weight is not 0")
+        raise ValueError(
+            "state with global clusters (alpha > 0) is needed unless ortho_weight and sim_weight are 0"
+        )
     clusters, topology = state.global_clusters, state.layers[-1].topology
     if isinstance(topology, BatchTopology):
         clusters = topology.of_filled(clusters)

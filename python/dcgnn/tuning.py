@@ -269,6 +269,7 @@ def tune(
     space = search_space(model, budget)
     if storage is not None:
         Path(storage).parent.mkdir(parents=True, exist_ok=True)
+        _check_journal(Path(storage))
     with _quiet(optuna):
         try:
             journal = None if storage is None else JournalStorage(JournalFileBackend(str(storage)))
@@ -313,6 +314,7 @@ def tune(
                 return _mean_validation(recipe, splits, seed, trial)
             except KeyboardInterrupt:
                 trial.set_user_attr(_INTERRUPTED, True)
+                study.enqueue_trial(chosen)  # the search that goes on tries them
                 raise
 
         with tqdm(total=trials, initial=min(done, trials), disable=not progress, unit="trial") as bar:
@@ -345,6 +347,19 @@ def tune(
             pruned=sum(trial.state.name == "PRUNED" for trial in study.trials),
             seeds=seeds,
         )
+
+
+def _check_journal(path: Path) -> None:
+    """Raises ValueError where a journal ends within a record: what is appended to that would be lost, too."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        if file.read() != b"\n":
+            raise ValueError(
+                f"storage {path} ends in the middle of a line, as after a full disk or a crash; "
+                "remove that last line and the search continues with the trials before it"
+            )
 
 
 def _best_trials(study: optuna.Study) -> list[Any]:

@@ -22,7 +22,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "tune",
         help="search for settings of a model on a graph",
         description="Search for the settings with the best mean validation metric over some splits. The test "
-        "nodes are not looked at. Every model gets the same number of trials, so that they compare fairly.",
+        "nodes are not looked at. For a fair comparison give every model the same limits.",
     )
     parser.add_argument("graph", metavar="GRAPH", help="graph to train on, see dcgnn graphs")
     parser.add_argument("--model", default="dcgnn", help=f"one of {', '.join(MODELS)} (default: dcgnn)")

@@ -218,13 +218,28 @@ def load_real(graph: RealGraph, data_root: str | Path | None, split: int) -> Gra
     )
 
 
-def _read(graph: RealGraph, root: Path) -> tuple[RealGraph, Data]:
+def raw_files(name: str, data_root: str | Path | None) -> list[Path]:
+    """The files that :func:`load_real` would read for the graph ``name``; none where one is missing."""
+    root = Path(data_root).expanduser() if data_root is not None else default_data_root()
+    found = _locate(REAL_GRAPHS[name], root)
+    return [] if found is None else [found[1] / file for file in found[0].files]
+
+
+def _locate(graph: RealGraph, root: Path) -> tuple[RealGraph, Path] | None:
+    """The reading for which all files are there, and their folder."""
     candidate: RealGraph | None = graph
     while candidate is not None:
         for folder in (root / graph.name, root / graph.raw_dir):
             if all((folder / file).is_file() for file in candidate.files):
-                return candidate, _process(candidate, folder)
+                return candidate, folder
         candidate = candidate.fallback
+    return None
+
+
+def _read(graph: RealGraph, root: Path) -> tuple[RealGraph, Data]:
+    found = _locate(graph, root)
+    if found is not None:
+        return found[0], _process(*found)
     present = [file for file in graph.files if (root / graph.name / file).is_file()]
     if present:
         # The user has begun to put the files here: a download elsewhere would only hide the gap.

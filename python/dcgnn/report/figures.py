@@ -6,16 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from dcgnn.report.measures import Trained, cluster_purity, local_homophily, project
+from dcgnn.report.measures import Trained, cluster_purity, local_homophily, project, shuffled_purity
 
 #: Points of a scatter plot and rows of a heat map at most; more hide each other.
 _SHOWN = 3000
+
+#: Entries of a legend at most; more get a colour bar.
+_LEGEND = 16
 
 _METRICS = {"accuracy": "accuracy", "roc_auc": "ROC AUC"}
 
@@ -75,7 +79,14 @@ def objective(trained: Trained) -> Figure:
         panels[1].ticklabel_format(axis="y", style="sci", scilimits=(-3, 4))
         for layer in range(len(layers)):
             line = [entry[1 + layer] for entry in recorded]
-            panels[1].plot([entry[0] for entry in recorded], line, label=f"layer {layer + 1}", marker=".")
+            panels[1].plot(
+                [entry[0] for entry in recorded],
+                line,
+                label=f"layer {layer + 1}",
+                marker=".",
+                # Layers have an order; the last tenth is too bright for a line on white.
+                color=colormaps["viridis"](0.9 * layer / max(1, len(layers) - 1)),
+            )
         totals = [value for entry in recorded for value in entry[1:]]
         # The objective grows with the embeddings, at times by orders of magnitude while a model trains.
         if min(totals) > 0 and max(totals) > 100 * min(totals):
@@ -158,7 +169,18 @@ def purity(trained: Trained) -> Figure | None:
     def means(values: Tensor) -> list[float]:
         return [float(values[usable][bins == index].mean()) for index in range(5)]
 
+    shuffled = shuffled_purity(assign, trained.graph, trained.data.y, trained.data.num_classes)
     left.plot(centres, means(ours), "o-", label="local clusters")
+    # Hollow, because soft clusters are often no better than shuffled ones: the markers coincide.
+    left.plot(
+        centres,
+        means(shuffled),
+        "s--",
+        color="C1",
+        markersize=10,
+        fillstyle="none",
+        label="shuffled clusters",
+    )
     left.plot(centres, means(one), "x--", color="grey", label="one cluster for the ego")
     left.set_ylim(0, 1.02)
     left.set_ylabel("mean purity")
@@ -177,26 +199,28 @@ def _figure(panels: int) -> tuple[Figure, Any]:
 
 
 def _scatter(axes: Axes, points: Tensor, label: Tensor, title: str) -> None:
-    from matplotlib import colormaps
-
     names = label.unique().tolist()
+    many = len(names) > _LEGEND
     palette = [*colormaps["tab10"].colors, *colormaps["tab20b"].colors]  # type: ignore[attr-defined]
-    colours = {name: palette[index % len(palette)] for index, name in enumerate(names)}
-    axes.scatter(
+    drawn = axes.scatter(
         points[:, 0].numpy(),
         points[:, 1].numpy(),
-        c=torch.searchsorted(torch.tensor(names), label).numpy(),
-        cmap=ListedColormap([colours[name] for name in names]),
-        vmin=-0.5,
-        vmax=len(names) - 0.5,
+        c=label.numpy() if many else torch.searchsorted(torch.tensor(names), label).numpy(),
+        cmap="turbo" if many else ListedColormap(palette[: len(names)]),
+        vmin=None if many else -0.5,
+        vmax=None if many else len(names) - 0.5,
         s=6 if len(points) > 1000 else 16,
         linewidths=0,
         alpha=0.8,
     )
-    axes.set_title(title)
+    axes.set_title(f"{title}, {len(names)} occur" if many else title)
     axes.set_xticks([])
     axes.set_yticks([])
-    handles = [
-        Line2D([], [], marker="o", linestyle="", color=colours[name], label=str(name)) for name in names[:16]
-    ]
-    axes.legend(handles=handles, fontsize="small", ncols=2, loc="best")
+    if many:
+        axes.figure.colorbar(drawn, ax=axes, label=title)
+    else:
+        handles = [
+            Line2D([], [], marker="o", linestyle="", color=colour, label=str(name))
+            for name, colour in zip(names, palette, strict=False)
+        ]
+        axes.legend(handles=handles, fontsize="small", ncols=2, loc="best")

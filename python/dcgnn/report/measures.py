@@ -107,8 +107,9 @@ def cluster_purity(assign: Tensor, graph: EgoGraph, y: Tensor, num_classes: int)
 
     .. math:: \mathrm{purity}_u = \frac{\sum_j \max_c \sum_{i \in u, y_i = c} P^u_{ij}}{\sum_{ij} P^u_{ij}}
 
-    over labelled members, and the same with one cluster for the whole ego, which is the share of its most
-    frequent class: what clusters that know nothing would have.
+    over labelled members, and the same with one cluster for the whole ego: the share of its most frequent
+    class, by the members' mass. No clusters fall below that, and random hard ones exceed it: clusters know
+    something only where they exceed :func:`shuffled_purity`.
 
     Args:
         assign: ``[S, K]`` local assignments.
@@ -127,6 +128,19 @@ def cluster_purity(assign: Tensor, graph: EgoGraph, y: Tensor, num_classes: int)
     mass = mass.index_add(0, cell, weights).view(graph.num_nodes, num_classes, -1)
     total = mass.sum((1, 2))
     return mass.amax(1).sum(1) / total, mass.sum(2).amax(1) / total
+
+
+def shuffled_purity(assign: Tensor, graph: EgoGraph, y: Tensor, num_classes: int) -> Tensor:
+    """``[N]`` purity of clusters that know nothing: the mean over ten shuffles within the egos."""
+    shuffles = (shuffle_members(assign, graph, seed) for seed in range(10))
+    return torch.stack([cluster_purity(each, graph, y, num_classes)[0] for each in shuffles]).mean(0)
+
+
+def shuffle_members(assign: Tensor, graph: EgoGraph, seed: int) -> Tensor:
+    """``[S, K]`` the rows of ``assign``, dealt at random among the members of the same ego."""
+    order = torch.randperm(assign.size(0), generator=torch.Generator().manual_seed(seed))
+    # Slots are sorted by ego: a stable sort brings the random order back to the egos, one after the other.
+    return assign[order[graph.ego_of_slot()[order].argsort(stable=True)]]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,9 @@ _CAPTIONS = {
     "purity": (
         "Local clusters",
         "How well the two or more clusters of a node's neighbourhood separate the classes in it, by how many "
-        "neighbours share the node's class. The grey line is what clusters without knowledge would reach.",
+        "neighbours share the node's class. Shuffled clusters have the same assignments, dealt at random "
+        "among the members of each neighbourhood: clusters say something only above that line. One cluster "
+        "for the ego is the share of its largest class, which no clusters fall below.",
     ),
 }
 

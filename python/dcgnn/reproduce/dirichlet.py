@@ -95,4 +95,4 @@ def _job(context: Context, graph: str, beta: float) -> Job:
         "channels": _CHANNELS,
         "seed": context.seed,
     }
-    return Job(f"{graph} beta {beta:g}", settings, compute)
+    return Job(f"{graph} beta {beta:g}", settings, compute, graph)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from dcgnn.checkpoint import atomic_write
 from dcgnn.data import GraphData, load_graph, num_splits
-from dcgnn.data.real import REAL_GRAPHS, default_data_root
+from dcgnn.data.real import REAL_GRAPHS, default_data_root, raw_files
 from dcgnn.recipe import Recipe
 from dcgnn.training import TrainingInterrupted
 from dcgnn_kernels import __version__
@@ -32,15 +32,15 @@ class Job:
 
     Args:
         label: Its name where people read, and the beginning of its file's.
-        settings: All that the result depends on.
+        settings: All that the result depends on besides the files of a graph.
         compute: Makes the result.
-        numbers: Fields of the result that are numbers; a kept one without them is damaged.
+        graph: The graph that it is about; the files of a published one are a part of what it depends on.
     """
 
     label: str
     settings: Mapping[str, Any]
     compute: Callable[[], dict[str, Any]]
-    numbers: Sequence[str] = ()
+    graph: str | None = None
 
 
 @dataclass
@@ -94,6 +94,7 @@ class Context:
     depths: Sequence[int] | None = None
     covered: dict[str, list[Any]] = field(default_factory=dict)
     _graphs: dict[tuple[str, int], GraphData] = field(default_factory=dict, repr=False)
+    _digests: dict[str, str] = field(default_factory=dict, repr=False)
 
     def load(self, graph: str, split: int = 0) -> GraphData:
         """A graph and one of its splits; the last few are kept."""
@@ -163,9 +164,10 @@ class Context:
         split: int,
         data: Callable[[], GraphData] | None = None,
         seed: int | None = None,
+        variant: str = "",
     ) -> Job:
-        """Train one recipe on one split; ``data`` where the graph is not simply loaded, ``seed`` where it is
-        not the context's.
+        """Train one recipe on one split; ``data`` where the graph is not simply loaded, with a name for it in
+        ``variant``; ``seed`` where it is not the context's.
         """
         recipe = self.shortened(recipe)
         chosen = self.seed if seed is None else seed
@@ -176,9 +178,20 @@ class Context:
             del kept["history"]
             return kept
 
-        settings = {"recipe": recipe.to_dict(), "graph": graph, "split": split, "seed": chosen}
-        numbers = ("train_metric", "val_metric", "test_metric", "seconds")
-        return Job(f"{graph} {recipe.model} split {split}", settings, compute, numbers)
+        name = f"{graph} {variant}".strip()
+        settings = {"recipe": recipe.to_dict(), "graph": name, "split": split, "seed": chosen}
+        return Job(f"{name} {recipe.model} split {split}", settings, compute, graph)
+
+    def _digest(self, graph: str | None) -> str | None:
+        """SHA-256 of the raw files of a published graph; other graphs follow from their names."""
+        if graph not in REAL_GRAPHS:
+            return None
+        if graph not in self._digests:
+            digest = hashlib.sha256()
+            for path in raw_files(graph, self.data_root):
+                digest.update(path.read_bytes())
+            self._digests[graph] = digest.hexdigest()
+        return self._digests[graph]
 
     def collect(self, name: str, jobs: Sequence[Job]) -> list[dict[str, Any]]:
         """The results of all jobs in order; one that is kept from before is not computed again."""
@@ -187,7 +200,7 @@ class Context:
         with tqdm(total=len(jobs), desc=name, unit="run", disable=not self.progress) as bar:
             for job in jobs:
                 bar.set_postfix_str(job.label)
-                results.append(_kept(folder, job))
+                results.append(_kept(folder, job, self._digest(job.graph)))
                 bar.update()
         return results
 
@@ -210,24 +223,18 @@ def _check_names(option: str, given: Sequence[str], possible: Sequence[str]) -> 
 
 def has_files(graph: str, data_root: str | Path | None) -> bool:
     """Whether the raw files of a published graph are there."""
-    entry = REAL_GRAPHS[graph]
-    root = Path(data_root).expanduser() if data_root is not None else default_data_root()
-    candidates = [entry] if entry.fallback is None else [entry, entry.fallback]
-    return any(
-        all((folder / file).is_file() for file in candidate.files)
-        for candidate in candidates
-        for folder in (root / entry.name, root / entry.raw_dir)
-    )
+    return bool(raw_files(graph, data_root))
 
 
-def _kept(folder: Path, job: Job) -> dict[str, Any]:
-    identity = json.dumps({"version": __version__, **job.settings}, sort_keys=True)
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+def _kept(folder: Path, job: Job, data: str | None) -> dict[str, Any]:
+    """The result of a job, from its file if that is whole and was made from the same settings and data."""
+    identity = json.dumps({"version": __version__, "data": data, **job.settings}, sort_keys=True)
+    digest = _sha256(identity)[:12]
     path = folder / f"{re.sub(r'[^a-z0-9.-]+', '-', job.label.lower())}-{digest}.json"
     if path.is_file():
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))
-            if kept["settings"] == json.loads(identity) and _whole(kept["result"], job.numbers):
+            if kept["settings"] == json.loads(identity) and kept["sha256"] == _sha256(kept["result"]):
                 return kept["result"]
         except (ValueError, KeyError, TypeError):
             pass
@@ -240,17 +247,15 @@ def _kept(folder: Path, job: Job) -> dict[str, Any]:
     content = {
         "settings": json.loads(identity),
         "result": result,
+        "sha256": _sha256(result),
         "wall_seconds": time.perf_counter() - started,
     }
     write_json(path, content)
     return result
 
 
-def _whole(result: Any, numbers: Sequence[str]) -> bool:
-    if not isinstance(result, dict) or not result:
-        return False
-    values = [result.get(name) for name in numbers]
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

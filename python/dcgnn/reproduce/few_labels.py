@@ -11,6 +11,7 @@ from dcgnn.data import GraphData
 from dcgnn.data.graph_data import few_label_split
 from dcgnn.presets import recipe_for
 from dcgnn.recipe import TITLES
+from dcgnn.reproduce.ablations import draw_bars
 from dcgnn.reproduce.experiment import Context, Outcome, spread
 from dcgnn.reproduce.paper import HOMOPHILOUS
 
@@ -30,9 +31,10 @@ def run(context: Context, name: str = "few-labels") -> Outcome:
     jobs = [
         context.training_job(
             recipe_for(graph, model),
-            f"{graph} 5 labels",
+            graph,
             split,
             functools.partial(_few, context, graph, split),
+            variant=f"{PER_CLASS} labels",
         )
         for graph, model, split in order
     ]
@@ -56,10 +58,9 @@ def run(context: Context, name: str = "few-labels") -> Outcome:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        for index, model in enumerate(models):
-            places = [position + 0.35 * (index - 0.5) for position in range(len(graphs))]
-            axes.bar(places, [means[graph][model] for graph in graphs], 0.33, label=TITLES[model])
-        axes.set_xticks(range(len(graphs)), graphs)
+        draw_bars(
+            axes, {graph: {TITLES[model]: row[model] for model in models} for graph, row in scores.items()}
+        )
         axes.set_ylabel("test accuracy, %")
         axes.legend()
 

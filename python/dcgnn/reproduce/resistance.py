@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import scipy.sparse.csgraph
@@ -23,6 +24,8 @@ _NUM_LOCAL = 2
 
 #: Heat maps show so many nodes at most; totals are over all.
 _SHOWN = 150
+
+_MAPS = {"plain_map": "plain", "cluster_map": "cluster-nodes"}
 
 
 def plain_laplacian(edge_index: Tensor, num_nodes: int) -> Tensor:
@@ -92,20 +95,25 @@ def run(context: Context, name: str = "effective-resistance") -> Outcome:
         data[case] = {key: result[key] for key in ("nodes", "plain", "clusters")}
 
     def draw(figure: Figure) -> None:
+        from matplotlib.colors import LogNorm
+
         figure.set_size_inches(2.6 * len(cases), 5.6)
         panels = figure.subplots(2, len(cases), squeeze=False)
         for column, (case, result) in enumerate(zip(cases, results, strict=True)):
-            maps = [result[key] for key in ("plain_map", "cluster_map")]
             # Random graphs share one scale, so that columns compare; real ones have resistances of their own.
             alike = [result] if case in REAL else [other for name, other in zip(cases, results, strict=True)
                                                    if name not in REAL]  # fmt: skip
-            top = max(max(map(max, other["plain_map"])) for other in alike)
-            for row, (values, kind) in enumerate(zip(maps, ("plain", "cluster-nodes"), strict=True)):
-                image = panels[row][column].imshow(values, vmin=0.0, vmax=top, cmap="magma")
-                panels[row][column].set_title(f"{case}\n{kind}", fontsize=8)
+            seen = torch.cat([_positive(other[key]) for other in alike for key in _MAPS]).nan_to_num()
+            # Resistances span decades: on a linear scale those with cluster-nodes all look like zero.
+            scale = LogNorm(float(seen[seen > 0].min()), float(seen.max()))
+            part = f", first {_SHOWN} nodes" if result["nodes"] > _SHOWN else ""
+            for row, (key, kind) in enumerate(_MAPS.items()):
+                image = panels[row][column].imshow(_positive(result[key]).numpy(), norm=scale, cmap="viridis")
+                panels[row][column].set_title(f"{case}\n{kind}{part}", fontsize=8)
                 panels[row][column].set_xticks([])
                 panels[row][column].set_yticks([])
-                figure.colorbar(image, ax=panels[row][column], fraction=0.046)
+                bar = figure.colorbar(image, ax=panels[row][column], fraction=0.046)
+                bar.ax.tick_params(which="both", labelsize=7)
 
     return Outcome(
         header=["graph", "nodes", "plain", "with cluster-nodes", "ratio", "verdict"],
@@ -115,9 +123,16 @@ def run(context: Context, name: str = "effective-resistance") -> Outcome:
         draw=draw,
         notes=[
             "Total effective resistance over the pairs of nodes of the largest component; every edge has "
-            "weight 1. Passes where the cluster-nodes lower it, which is the paper's claim."
+            "weight 1. Passes where the cluster-nodes lower it, which is the paper's claim.",
+            f"The heat maps have a logarithmic scale and show the first {_SHOWN} nodes of a larger graph.",
         ],
     )
+
+
+def _positive(values: Sequence[Sequence[float]]) -> Tensor:
+    """A heat map with NaN, which is drawn as nothing, where a logarithm has no value: on the diagonal."""
+    resistance = torch.tensor(values, dtype=torch.float64)
+    return resistance.masked_fill(resistance <= 0, float("nan"))
 
 
 def _job(context: Context, case: str) -> Job:
@@ -150,7 +165,7 @@ def _job(context: Context, case: str) -> Job:
         "nodes": _ER_NODES,
         "seed": context.seed,
     }
-    return Job(case, settings, compute)
+    return Job(case, settings, compute, case)
 
 
 def largest_component(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -68,15 +70,21 @@ def run(context: Context, name: str = "runtime") -> Outcome:
         rows.append([graph, *times, *(f"{seconds['dcgnn'] / seconds[case.name]:.2f}" for case in compared)])
 
     def draw(figure: Figure) -> None:
+        from matplotlib.ticker import LogFormatter
+
         axes = figure.subplots()
-        width = 0.8 / len(cases)
-        for index, case in enumerate(cases):
+        width = 0.5 / len(cases)
+        # Points, not bars: on a logarithmic axis the foot of a bar is arbitrary.
+        for index, (case, marker) in enumerate(zip(cases, itertools.cycle("os^vDP"), strict=False)):
             places = [position + (index - (len(cases) - 1) / 2) * width for position in range(len(graphs))]
             heights = [1000 * result["seconds"][case.name] for result in results]
-            axes.bar(places, heights, width, label=case.title)
+            axes.plot(places, heights, marker, label=case.title)
         axes.set_xticks(range(len(graphs)), graphs, rotation=20)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter())
         axes.set_ylabel("ms per training step")
+        axes.grid(axis="y", which="both", alpha=0.3)
         axes.legend()
 
     return Outcome(
@@ -104,7 +112,8 @@ def _job(context: Context, graph: str, cases: Sequence[Case]) -> Job:
 
     names = [case.name for case in cases]
     settings = {"graph": graph, "models": names, "skeleton": _SKELETON, "threads": torch.get_num_threads()}
-    return Job(graph, settings, compute)
+    settings["machine"] = platform.node()  # times of another one are not kept for this
+    return Job(graph, settings, compute, graph)
 
 
 def _step(case: Case, data: GraphData) -> Callable[[], object]:
