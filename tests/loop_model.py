@@ -123,6 +123,15 @@ def broadcast(assigns: list[Array], messages: Array, members: list[list[int]]) -
     return out
 
 
+def local_share(members: list[list[int]], holders: list[int], mass: str, aggr: str) -> float:
+    """The local mass that a node gets from the egos that hold it, once its rows of P sum to 1/n."""
+    if aggr == "mean":
+        return 1.0
+    if aggr == "symmetric":
+        return sum(1 / math.sqrt(len(members[u]) * len(holders)) for u in holders)
+    return sum(1.0 if mass == "node" else 1 / len(members[u]) for u in holders)
+
+
 def node_update(
     x: Array,
     members: list[list[int]],
@@ -142,7 +151,10 @@ def node_update(
     holders = egos_that_hold(members)
     global_mass = num_nodes if mass == "node" else 1
     if alpha < 1:
-        ego_masses = [len(group) if mass == "node" else 1 for group in members]
+        if aggr == "symmetric":
+            ego_masses = [math.sqrt(len(group)) for group in members]
+        else:
+            ego_masses = [len(group) if mass == "node" else 1 for group in members]
         local_total = broadcast(
             [ego_masses[u] * plan for u, plan in enumerate(local_plans)], local_messages, members
         )
@@ -152,14 +164,13 @@ def node_update(
         if alpha > 0:
             for j in range(len(global_messages)):
                 total = total + alpha * global_mass * global_plan[i, j] * global_messages[j]
-        if mass == "node":
-            reached = float(len(holders[i]))
+        if aggr == "symmetric":
+            divisor = math.sqrt(len(holders[i]))
         else:
-            reached = sum(1 / len(members[u]) for u in holders[i])
-        divisor = reached if aggr == "mean" else 1.0
+            divisor = local_share(members, holders[i], mass, "sum") if aggr == "mean" else 1.0
         if alpha < 1:
             total = total + (1 - alpha) * local_total[i] / divisor
-        local_weight = reached / divisor if gamma == "exact" else 1.0
+        local_weight = local_share(members, holders[i], mass, aggr) if gamma == "exact" else 1.0
         z[i] = total / (alpha * global_mass / num_nodes + beta + (1 - alpha) * local_weight)
     return z
 
@@ -292,9 +303,11 @@ def message_passing(
         if ego_readout:
             weight = array(module.readouts[maps].weight)
             width = x.shape[1]
+            holders = egos_that_hold(members)
             for i in range(len(x)):
+                share = local_share(members, holders[i], mass, aggr) if aggr == "symmetric" else 1.0
                 for j in range(num_local):
-                    updated[i] += weight[:, j * width : (j + 1) * width] @ local_messages[i, j]
+                    updated[i] += share * weight[:, j * width : (j + 1) * width] @ local_messages[i, j]
         if residual:
             updated = updated + linear(z, module.blocks[maps].residual)
         if norm == "layer":

@@ -130,6 +130,7 @@ def disjoint_union() -> tuple[list[Data], Batch]:
         {},
         {"mass": "paper", "gamma": "exact", "num_local": 3, "global_cost_scale": "max"},
         {"transform": "per-cluster", "activation": "tanh", "ego_readout": True, "norm": "layer"},
+        {"aggr": "symmetric", "ego_readout": True},
         {"alpha": 1.0},
         {"alpha": 0.0},
     ],
@@ -428,6 +429,7 @@ def test_inference_in_chunks_is_the_forward(chunk_size):
     for options in (
         {},
         {"num_local": 3, "ego_readout": True, "norm": "batch", "mass": "paper", "aggr": "mean"},
+        {"ego_readout": True, "aggr": "symmetric"},
     ):
         model = DCGNN(4, 6, 2, 4, num_layers=3, transform="per-cluster", **options).double()
         model(data.x, data.edge_index)

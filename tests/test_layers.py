@@ -212,10 +212,31 @@ def test_every_number_of_global_clusters_equals_the_loop(num_global: int) -> Non
 
 @pytest.mark.parametrize("gamma", ["exact", "paper"])
 @pytest.mark.parametrize("mass", ["node", "paper"])
-@pytest.mark.parametrize("aggr", ["mean", "sum", None])
+@pytest.mark.parametrize("aggr", ["mean", "sum", "symmetric", None])
 @pytest.mark.parametrize("graph", ["directed", "star"])
-def test_every_node_update_equals_the_loop(gamma: str, mass: str, aggr: str | None, graph: str) -> None:
-    assert_matches_loop(graph, gamma=gamma, mass=mass, aggr=aggr, alpha=0.4, num_layers=2)
+@pytest.mark.parametrize("ego_readout", [False, True])
+def test_every_node_update_equals_the_loop(
+    gamma: str, mass: str, aggr: str | None, graph: str, ego_readout: bool
+) -> None:
+    options = {"gamma": gamma, "mass": mass, "aggr": aggr, "ego_readout": ego_readout}
+    assert_matches_loop(graph, alpha=0.4, num_layers=2, **options)
+
+
+@pytest.mark.parametrize("ego_readout", [False, True])
+def test_symmetric_aggregation_tells_the_degree(ego_readout: bool) -> None:
+    """With equal features every mean is that feature; GCN's weights sum to Σ 1/√(n_u w_i) at node i."""
+    num_nodes, edges = GRAPHS["star"]
+    x = torch.ones(num_nodes, 3, dtype=torch.float64)
+    same = make(3, alpha=0.0, beta=0.0, gamma="paper", ego_readout=ego_readout)(x, edge_tensor(edges))
+    assert bool((same - same[0]).abs().max() < 1e-12)
+    told = make(3, alpha=0.0, beta=0.0, gamma="paper", ego_readout=ego_readout, aggr="symmetric")(
+        x, edge_tensor(edges)
+    )
+    matrix = torch.eye(num_nodes, dtype=torch.float64)
+    matrix[tuple(edge_tensor(edges))] = 1.0
+    root = matrix.sum(0).rsqrt()
+    shares = (root[:, None] * matrix * root[None, :]).sum(1)
+    torch.testing.assert_close(told, shares[:, None] * same, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
@@ -680,6 +701,7 @@ GRADCHECK_SETS: dict[str, dict[str, Any]] = {
     "K = 1": {"num_local": 1},
     "K = 3, unscaled": {"num_local": 3, "local_cost_scale": "none", "mass": "paper"},
     "mean scales": {"local_cost_scale": "mean", "global_cost_scale": "mean", "aggr": "sum"},
+    "symmetric": {"aggr": "symmetric", "ego_readout": True},
     "global max scale": {"global_cost_scale": "max", "gamma": "paper"},
     "converged": {"local_iters": None, "global_iters": None},
     "converged, K = 3": {"local_iters": None, "global_iters": None, "num_local": 3, "ego_readout": True},

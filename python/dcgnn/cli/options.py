@@ -54,7 +54,7 @@ _MODEL_HELP = {
     "global_cost_scale": "scale of the global costs: none, mean or max",
     "gamma": "normalisation of the node update: exact or paper",
     "mass": "unit of mass in a problem: node or paper",
-    "aggr": "broadcast from the local clusters: mean or sum",
+    "aggr": "broadcast from the local clusters: mean, sum or symmetric",
     "local_init": "local clusters of a layer: carry over or fresh",
     "activation": "activation of the cluster embeddings: none, tanh, ...",
     "transform": "learnable map of the cluster embeddings: none, shared or per-cluster",

@@ -19,6 +19,7 @@ from dcgnn.nn.topology import BatchTopology, Topology, as_topology
 from dcgnn_kernels import local_sinkhorn
 
 COST_SCALES = ("none", "mean", "max")
+AGGRS = ("mean", "sum", "symmetric")
 
 _FACTORS = WeakIdKeyDictionary()  # EgoGraph to factors
 
@@ -106,7 +107,11 @@ class DCMsgPassing(torch.nn.Module):
     masses :math:`m_\Omega = m_u = 1` (``mass="paper"``) or :math:`m_\Omega = N, m_u = n_u`
     (``mass="node"``). With :math:`w_i` the local mass that reaches node :math:`i`
     (:math:`\sum_{u \ni i} 1/n_u`, or the number of egos that hold it), :math:`a_i = 1` for
-    ``aggr="sum"`` and :math:`w_i` for ``aggr="mean"``, and
+    ``aggr="sum"`` and :math:`w_i` for ``aggr="mean"``. With ``aggr="symmetric"`` the local masses are
+    those of GCN whatever ``mass`` says: :math:`m_u = \sqrt{n_u}`,
+    :math:`w_i = \sum_{u \ni i} 1 / \sqrt{n_u}` and :math:`a_i` the root of the number of egos that hold the
+    node, so that its degree shows in :math:`w_i / a_i`. Then
+
 
     .. math::
         \gamma_i = 1 / \big(\alpha\, m_\Omega / N + \beta + (1 - \alpha)\, w_i / a_i\big)
@@ -129,13 +134,15 @@ class DCMsgPassing(torch.nn.Module):
         global_cost_scale: the same for the global problem; a scaled one loses the clusters.
         gamma: ``"exact"`` or ``"paper"``.
         mass: ``"node"`` or ``"paper"``.
-        aggr: ``"mean"`` or ``"sum"``; None: ``"mean"`` with node mass, ``"sum"`` with the paper's.
+        aggr: ``"mean"``, ``"sum"`` or ``"symmetric"``; None: ``"mean"`` with node mass, ``"sum"`` with the
+            paper's.
         local_init: ``"carry"`` (local clusters pass from layer to layer) or ``"fresh"`` (they start from
             the current embeddings in every layer).
         activation: :math:`\sigma` of the messages by name or as a callable (``"tanh"`` in the paper).
         transform: learnable map of the messages: None, ``"shared"`` or ``"per-cluster"``.
         ego_readout: a node also reads the clusters of its own ego: adds
-            :math:`\sum_j R_j \phi(c^i_j)` with learnable :math:`R_j` (an extension of the paper).
+            :math:`\sum_j R_j \phi(c^i_j)` with learnable :math:`R_j` (an extension of the paper), with
+            ``aggr="symmetric"`` times :math:`w_i / a_i`.
         residual: adds a linear map of the layer's input.
         norm: None, ``"batch"`` or ``"layer"``, after every layer.
         node_activation: activation of the nodes after every layer, by name or as a callable.
@@ -200,7 +207,7 @@ class DCMsgPassing(torch.nn.Module):
         self.mass = check_choice("mass", mass, ("node", "paper"))
         if aggr is None:
             aggr = "mean" if mass == "node" else "sum"
-        self.aggr = check_choice("aggr", aggr, ("mean", "sum"))
+        self.aggr = check_choice("aggr", aggr, AGGRS)
         self.local_init = check_choice("local_init", local_init, ("carry", "fresh"))
         if not isinstance(ego_readout, bool):
             raise TypeError(f"ego_readout must be True or False, got {ego_readout!r}")
@@ -242,22 +249,28 @@ class DCMsgPassing(torch.nn.Module):
         return kept[key]
 
     def _compute_factors(self, topology: Topology, dtype: torch.dtype) -> dict[str, Tensor]:
-        """What :func:`node_update` multiplies its parts by: γβ, γα m_Ω, γ(1 − α) / a and m, each ``[N]``.
+        """What :func:`node_update` multiplies its parts by: γβ, γα m_Ω, γ(1 − α) / a and m, each ``[N]``, and
+        with symmetric aggregation what the ego readout is multiplied by.
 
         Computed in float64 and rounded once: sums over a hub pass the range of float16.
         """
         sizes = topology.ego_sizes()
-        if self.mass == "node":
-            ego_mass, reached = sizes, topology.egos_per_node()
+        if self.aggr == "symmetric":
+            ego_mass = sizes.sqrt()
         else:
-            ego_mass = (sizes > 0).double()
+            ego_mass = sizes if self.mass == "node" else (sizes > 0).double()
+        if ego_mass is sizes:
+            reached = topology.egos_per_node()  # every ego counts 1 at every node
+        else:
             reached = topology.reached(ego_mass / sizes.clamp(min=1))
+        divisor = reached if self.aggr == "mean" else torch.ones_like(reached)
+        if self.aggr == "symmetric":
+            divisor = topology.egos_per_node().sqrt()
+        local_share = reached / divisor
         problem_sizes = topology.problem_sizes()
         global_share: Tensor | float = 1.0 if self.mass == "node" else 1 / problem_sizes
-        exact_sum = self.gamma == "exact" and self.aggr == "sum"
-        local_share = reached if exact_sum else torch.ones_like(reached)
-        gamma = 1 / (self.alpha * global_share + self.beta + (1 - self.alpha) * local_share)
-        divisor = reached if self.aggr == "mean" else 1.0
+        gamma_share = local_share if self.gamma == "exact" else torch.ones_like(reached)
+        gamma = 1 / (self.alpha * global_share + self.beta + (1 - self.alpha) * gamma_share)
         factors = {
             "x_factor": topology.masked(gamma * self.beta),
             "global_factor": topology.masked(
@@ -266,6 +279,8 @@ class DCMsgPassing(torch.nn.Module):
             "local_factor": gamma * (1 - self.alpha) / divisor,
             "ego_factor": ego_mass,
         }
+        if self.aggr == "symmetric":
+            factors["readout_factor"] = local_share
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         return {name: factor.to(wide) for name, factor in factors.items()}
 
@@ -375,7 +390,10 @@ class DCMsgPassing(torch.nn.Module):
                 local_part = local_assign, local_message
             if self.ego_readout:
                 readout = self.readouts[index](local_message.flatten(1))
-        updated = topology.update(x, *global_part, *local_part, factors)
+                if self.aggr == "symmetric":
+                    readout = readout * factors["readout_factor"][:, None].to(readout.dtype)
+        update_factors = {name: factor for name, factor in factors.items() if name != "readout_factor"}
+        updated = topology.update(x, *global_part, *local_part, update_factors)
         return updated, local_assign, local_clusters, readout
 
     def __repr__(self) -> str:
