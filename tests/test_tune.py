@@ -52,6 +52,22 @@ def test_resume_counts_the_trials_that_are_there(splits, tmp_path, monkeypatch):
     assert tune(splits, "mlp", trials=1, budget=deeper, storage=journal).trials == 1, "another search"
 
 
+def test_a_journal_from_before_a_setting_existed_goes_on(splits, tmp_path, monkeypatch):
+    def of_before(model, budget):
+        space = search_space(model, budget)
+        return {name: values for name, values in space.items() if name not in ("mass", "gamma", "aggr")}
+
+    journal = tmp_path / "journal.log"
+    monkeypatch.setattr(tuning, "_CHANGES", (99,))  # a step changes every setting, those that are new, too
+    trials = len(first_trials(GRAPH, "dcgnn", splits[0].num_classes, QUICK))
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning, "search_space", of_before)
+        before = tune(splits, "dcgnn", trials=trials, budget=QUICK, storage=journal)
+    assert "aggr" not in before.recipe.options
+    after = tune(splits, "dcgnn", trials=trials + 3, budget=QUICK, storage=journal)
+    assert after.trials == trials + 3
+
+
 def test_the_best_validation_wins_and_test_labels_do_not_matter(splits):
     found = tune(splits, "gcn", trials=4, budget=QUICK)
     scores = [found.recipe.run(data, 0)[1].val_metric for data in splits]

@@ -42,6 +42,9 @@ _DCGNN: dict[str, Sequence[Any]] = {
     "lam": (0.1, 0.5, 1.0, 2.0, 5.0, 10.0),
     "clusters_per_class": (1, 2, 4),
     "global_cost_scale": ("none", "mean"),
+    "mass": ("node", "paper"),
+    "gamma": ("exact", "paper"),
+    "aggr": ("mean", "sum", "symmetric"),
     "transform": (None, "shared", "per-cluster"),
     "activation": (None, "tanh"),
     "node_activation": (None, "relu"),
@@ -76,7 +79,7 @@ _LAYERED: dict[str, Any] = {
     "activation": None, "node_activation": "relu", "ego_readout": True, "local_init": "carry",
     "adjacency_embedding": False, "num_mlp_layers": 1, "input_dropout": None, "global_cost_scale": "none",
     "lr": 0.01, "lr_schedule": "constant", "weight_decay": 5e-4, "ortho_weight": 0.0, "sim_weight": 0.0,
-    "weight_period": None,
+    "weight_period": None, "mass": "node", "gamma": "exact", "aggr": "mean",
 }  # fmt: skip
 
 _PLAIN = _LAYERED | {
@@ -91,8 +94,8 @@ _DEEP = _LAYERED | {
 }  # fmt: skip
 
 #: Where a search begins: a skeleton for all graphs, with LINKX's input, without a node's own way past its
-#: neighbours, deep (also with the same maps in all layers), the plain layer, and little more than an MLP.
-#: Baselines begin with the same, as far as they have the settings.
+#: neighbours, deep (also with the same maps in all layers, and with weights that tell a node's degree), the
+#: plain layer, and little more than an MLP. Baselines begin with the same, as far as they have the settings.
 _FIRST_TRIALS: tuple[dict[str, Any], ...] = (
     _LAYERED,
     _LAYERED | {"adjacency_embedding": True},
@@ -103,14 +106,15 @@ _FIRST_TRIALS: tuple[dict[str, Any], ...] = (
     _DEEP,
     # The same maps in all layers: a fraction of the weights, with less to learn by heart.
     _DEEP | {"dropout": 0.0, "weight_period": 1},
+    _DEEP | {"gamma": "paper", "aggr": "symmetric"},
     _PLAIN,
     _PLAIN | {"num_layers": 1, "hidden_channels": 128, "alpha": 0.5, "beta": 5.0, "residual": True},
 )  # fmt: skip
 
-#: What a preset means that does not name these settings.
+#: What a preset means that does not name these settings, and a trial of a journal from before they existed.
 _UNNAMED: dict[str, Any] = {
     "input_dropout": None, "global_cost_scale": "none", "local_init": "carry", "lr_schedule": "constant",
-    "weight_period": None,
+    "weight_period": None, "mass": "node", "gamma": "exact", "aggr": "mean",
 }  # fmt: skip
 
 #: Marks trials that Ctrl-C ended.
@@ -302,7 +306,8 @@ def tune(
             draw = random.Random(f"{seed}, {number}")
             tried = {key(trial.params) for trial in study.trials if set(trial.params) == set(space)}
             for _ in range(100):
-                child = mutated(draw.choice(best).params, space, draw)
+                given = _UNNAMED | draw.choice(best).params
+                child = mutated({name: given[name] for name in space}, space, draw)
                 if key(child) not in tried:
                     study.enqueue_trial(child)
                     return
