@@ -171,6 +171,22 @@ def test_classification_trains_every_model_and_tells_the_verdict(tmp_path, data_
     assert (tmp_path / "out" / "classification" / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_more_splits_than_the_paper_tell_what_three_of_them_can_be(tmp_path, data_root, monkeypatch):
+    options = {"datasets": ["minesweeper"], "models": ["dcgnn"]}
+    few = reproduce("classification", context(tmp_path, data_root, splits=[0, 1, 2], **options))
+    assert not any("choices" in note for note in few.notes)
+    many = reproduce("classification", context(tmp_path, data_root, splits=[0, 1, 2, 3], **options))
+    tests = many.data["results"]["minesweeper"]["dcgnn"]["splits"]
+    means = sorted((sum(tests) - left) / 3 for left in tests)
+    (note,) = (note for note in many.notes if "choices" in note)
+    assert "of the 4 choices of 3" in note
+    assert f"0 pass; DC-GNN's means over them go from {means[0]:.2f} to {means[3]:.2f}" in note
+
+    monkeypatch.setitem(CLASSIFICATION, "minesweeper", Printed(means[0]))
+    again = reproduce("classification", context(tmp_path, data_root, splits=[0, 1, 2, 3], **options))
+    assert any("4 pass" in note for note in again.notes)
+
+
 @pytest.mark.parametrize("name", ["ablation-objective", "ablation-losses", "ablation-aggregator"])
 def test_ablations(name, tmp_path, data_root):
     outcome = reproduce(name, context(tmp_path, data_root, datasets=["minesweeper"], splits=[0]))
