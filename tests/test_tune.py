@@ -12,7 +12,7 @@ from dcgnn import tuning
 from dcgnn.cli import main
 from dcgnn.data import load_graph
 from dcgnn.presets import find_preset, load_preset, preset_names, recipe_for
-from dcgnn.recipe import MODELS, Recipe
+from dcgnn.recipe import MODELS, Recipe, default_num_global
 from dcgnn.training import TrainingInterrupted
 from dcgnn.tuning import Budget, first_trials, mutated, recipe_of, search_space, tune
 
@@ -70,7 +70,7 @@ def test_a_journal_from_before_a_setting_existed_goes_on(splits, tmp_path, monke
 
 def test_the_best_validation_wins_and_test_labels_do_not_matter(splits):
     found = tune(splits, "gcn", trials=4, budget=QUICK)
-    scores = [found.recipe.run(data, 0)[1].val_metric for data in splits]
+    scores = [found.recipe.run(data, tuning.SEED)[1].val_metric for data in splits]
     assert found.validation == pytest.approx(sum(scores) / 2)
     scrambled = []
     for data in splits:
@@ -96,6 +96,42 @@ def test_bad_trials_are_given_up(splits, monkeypatch):
     found = tune(splits, "mlp", trials=8, budget=QUICK)
     assert found.pruned == 5
     assert seen == [0, 1] * 3 + [0] * 5
+
+
+def test_a_lucky_first_split_does_not_save_a_trial(splits, monkeypatch):
+    """What counts is the mean so far, not the best split so far."""
+    three = [dataclasses.replace(splits[0], split=split) for split in range(3)]
+    seen = []
+
+    class Result:
+        def __init__(self, val_metric: float) -> None:
+            self.val_metric = val_metric
+
+    def run(self, data, seed=0):
+        seen.append(data.split)
+        lucky = 0.85 if data.split == 0 else 0.1
+        return None, Result(0.8 if len(seen) <= 9 else lucky)
+
+    monkeypatch.setattr(Recipe, "run", run)
+    found = tune(three, "mlp", trials=5, budget=QUICK)
+    assert found.pruned == 2
+    assert seen == [0, 1, 2] * 3 + [0, 1] * 2
+
+
+def test_trials_on_other_data_do_not_count(splits, tmp_path, monkeypatch):
+    runs = []
+    original = Recipe.run
+    monkeypatch.setattr(Recipe, "run", lambda *a, **k: runs.append(1) or original(*a, **k))
+    journal = tmp_path / "journal.log"
+    other = [dataclasses.replace(data, x=data.x + 1) for data in splits]
+    for given, trained in ((splits, 2), (other, 4), (splits, 4)):
+        tune(given, "mlp", trials=1, budget=QUICK, storage=journal)
+        assert len(runs) == trained
+
+
+def test_tables_have_seeds_of_their_own(splits):
+    found = tune(splits, "mlp", trials=2, budget=QUICK, finalists=2)
+    assert min(found.seeds) == tuning.SEED >= 100
 
 
 def test_an_interrupted_trial_does_not_count(splits, tmp_path, monkeypatch):
@@ -149,7 +185,7 @@ def test_finalists_meet_over_several_seeds(splits, tmp_path, monkeypatch):
         return None, Result(0.9 if lucky and seed == 0 else 0.1 if lucky else 0.8)
 
     monkeypatch.setattr(Recipe, "run", run)
-    search = {"trials": 12, "budget": QUICK, "storage": tmp_path / "journal.log"}
+    search = {"trials": 12, "budget": QUICK, "storage": tmp_path / "journal.log", "seed": 0}
     alone = tune(splits, "mlp", **search)
     assert (alone.recipe.options["hidden_channels"], alone.seeds) == (32, (0,))
     found = tune(splits, "mlp", **search, finalists=12)
@@ -178,6 +214,15 @@ def test_limits_narrow_the_space(model):
         search_space(model, Budget(max_channels=31))
 
 
+def test_what_lies_beyond_the_limits_becomes_the_nearest():
+    deep = Recipe("gcn", {"num_layers": 16, "dropout": 0.37, "norm": "none such"}, {"lr": 1.0})
+    point = tuning.point_of(deep, 2, Budget(max_layers=8))
+    assert (point["num_layers"], point["dropout"], point["lr"]) == (8, 0.4, 0.03)
+    assert "norm" not in point
+    for first in first_trials("minesweeper", "gcn", 2, Budget(max_layers=3)):
+        assert first["num_layers"] <= 3
+
+
 def test_first_trials_are_points_of_the_space():
     space = search_space("dcgnn", Budget())
     for first in tuning._FIRST_TRIALS:
@@ -192,15 +237,19 @@ def test_searches_begin_with_presets(graph, model):
     recipe = find_preset(graph, model)
     if recipe is None:
         return
-    budget = Budget(recipe.training["epochs"], recipe.training["patience"], max_layers=12)
-    first = first_trials(graph, model, 2, budget)[0]
-    if set(first) < set(search_space(model, budget)):
-        return  # settings that the grid does not have
-    again = recipe_of(model, first, 2, budget)
+    budget = Budget(recipe.training["epochs"], recipe.training["patience"], max_layers=16)
+    classes = {"cora": 7, "citeseer": 6, "pubmed": 3, "wisconsin": 5}.get(graph, 2)
+    first = first_trials(graph, model, classes, budget)[0]
+    assert set(first) == set(search_space(model, budget))
+    again = recipe_of(model, first, classes, budget)
     assert dict(again.options) == {
         **{name: value for name, value in tuning._UNNAMED.items() if name in again.options},
         **recipe.options,
-        **({"num_global": recipe.options["num_global"] or 8} if model == "dcgnn" else {}),
+        **(
+            {"num_global": recipe.options["num_global"] or default_num_global(classes)}
+            if model == "dcgnn"
+            else {}
+        ),
     }
     assert dict(again.training) == {"lr_schedule": "constant", **recipe.training}
 

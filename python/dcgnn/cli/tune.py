@@ -12,7 +12,7 @@ from dcgnn.cli.train import parse_splits
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits
 from dcgnn.presets import preset_to_write, save_preset
 from dcgnn.recipe import MODELS
-from dcgnn.tuning import Budget, tune
+from dcgnn.tuning import SEED, Budget, tune
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,7 +45,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N",
         help="the best N trials are trained again with two other seeds, the best mean wins (default: 5)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=SEED,
+        metavar="N",
+        help="first seed of the search (default: %(default)s, which no table reports)",
+    )
     parser.add_argument(
         "--epochs", type=int, default=defaults.epochs, metavar="N", help="most epochs (default: %(default)s)"
     )
