@@ -11,7 +11,18 @@ from test_data_real import write_heterophilous
 
 from dcgnn import training
 from dcgnn.cli import main
-from dcgnn.reproduce import EXPERIMENTS, Context, classification, reproduce, sensitivity, state_of, tree
+from dcgnn.data import load_graph
+from dcgnn.presets import find_preset
+from dcgnn.reproduce import (
+    EXPERIMENTS,
+    Context,
+    classification,
+    few_labels,
+    reproduce,
+    sensitivity,
+    state_of,
+    tree,
+)
 from dcgnn.reproduce.experiment import Job, has_files
 from dcgnn.reproduce.paper import BASELINES, CLASSIFICATION, Printed, verdict
 
@@ -235,6 +246,42 @@ def test_sensitivity_without_files_takes_the_embedded_graph(tmp_path, monkeypatc
         ["minesweeper-synthetic:rows=6,cols=6", title, f"{value} (preset)"]
         for title, value in (("λ", 2), ("|Ω|", 8), ("K", 2))
     ]
+
+
+def test_few_labels_choose_settings_on_validation(tmp_path, monkeypatch):
+    """Both models have two settings, the second with the skeleton of the other; test nodes do not choose."""
+    for model, other in (("dcgnn", "gcn"), ("gcn", "dcgnn")):
+        own, swapped = few_labels.candidates("cora", model).values()
+        theirs = find_preset("cora", other)
+        assert own == find_preset("cora", model)
+        for option in ("hidden_channels", "num_layers", "dropout", "norm", "residual"):
+            assert swapped.options[option] == theirs.options[option]
+        assert swapped.training["lr"] == theirs.training["lr"]
+        assert set(own.options) <= set(swapped.options)
+
+    class Result:
+        def __init__(self, val, test) -> None:
+            self.numbers = {"val_metric": val, "test_metric": test, "history": None}
+
+        def to_dict(self):
+            return dict(self.numbers)
+
+    def run(self, data, seed=0):
+        assert int(data.train_mask.sum()) == 5 * data.num_classes
+        own = self == find_preset("cora", self.model)
+        if self.model == "gcn":
+            return None, Result(*((0.5, 0.9) if own else (0.6, 0.7)))
+        return None, Result(*((0.8, 0.6) if own else (0.7, 0.5)))
+
+    graph = load_graph("sbm:num_nodes=2000")
+    monkeypatch.setattr(Context, "choose_graphs", lambda *a, **k: ["cora"])
+    monkeypatch.setattr(Context, "load", lambda *a, **k: graph)
+    monkeypatch.setattr("dcgnn.recipe.Recipe.run", run)
+    outcome = reproduce("few-labels", Context(out=tmp_path, splits=[0, 1]))
+    assert outcome.data["test"] == {"cora": {"dcgnn": [60.0, 60.0], "gcn": [70.0, 70.0]}}
+    assert outcome.verdicts == {"cora": "short of GCN"}
+    assert outcome.data["chosen"] == {"cora, dcgnn": "own preset", "cora, gcn": "skeleton of DC-GNN"}
+    assert any("own preset 50.00" in note and "60.00 ± 0.00 / 70.00" in note for note in outcome.notes)
 
 
 def test_homophily_datasets_runtime(tmp_path, data_root):
