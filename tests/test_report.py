@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from dcgnn.checkpoint import load_checkpoint, save_checkpoint
 from dcgnn.cli import main
 from dcgnn.report import load_trained
-from dcgnn.report.figures import _LEGEND, _scatter, objective
+from dcgnn.report.figures import _LEGEND, _scatter, embedding_plane, objective
 from dcgnn.report.measures import (
     cluster_purity,
     local_homophily,
@@ -163,6 +163,23 @@ def test_most_contested_are_sorted(checkpoint):
     assert entropies == sorted(entropies, reverse=True)
     assert all(0 <= entry.entropy <= 1 + 1e-9 for entry in found)
     assert all(entry.shares[0] >= entry.shares[1] for entry in found)
+
+
+@pytest.mark.parametrize(("lam", "told"), [(1e-6, False), (2.0, True)])
+def test_equal_shares_are_not_shown_as_clusters(lam, told, tmp_path):
+    path = tmp_path / "run.pt"
+    options = ["--epochs", "2", "--hidden", "8", "--quiet", "--global-cost-scale", "mean", "--lam", str(lam)]
+    assert main(["train", GRAPH, *options, "--checkpoint", str(path)]) == 0
+    trained = load_trained(path)
+    assert trained.tells_nodes_apart() == told
+    assert bool(most_contested(trained)) == told
+    titles = [axes.get_title() for axes in embedding_plane(trained, "pca").axes]
+    assert ("largest global cluster" in titles) == told
+    assert ("predicted class" in titles) != told
+    assert main(["report", str(path), "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "report.html").read_text()
+    assert ("do not tell nodes apart" in text) != told
+    assert ("Most contested nodes" in text) == told
 
 
 def test_model_without_global_clusters(tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_data_real import write_heterophilous
+from test_data_real import write_facebook, write_heterophilous
 
 from dcgnn import training
 from dcgnn.cli import main
@@ -198,6 +198,15 @@ def test_more_splits_than_the_paper_tell_what_three_of_them_can_be(tmp_path, dat
     assert any("4 pass" in note for note in again.notes)
 
 
+def test_penn94_on_other_splits_is_not_compared(tmp_path):
+    (tmp_path / "penn94").mkdir()
+    write_facebook(tmp_path / "penn94")
+    here = context(tmp_path, tmp_path, datasets=["penn94"], models=["mlp", "dcgnn"], splits=[0])
+    with pytest.warns(UserWarning, match="its splits are random ones"):
+        outcome = reproduce("classification", here)
+    assert outcome.verdicts == {"penn94": "not compared: random splits, not the published ones"}
+
+
 @pytest.mark.parametrize("name", ["ablation-objective", "ablation-losses", "ablation-aggregator"])
 def test_ablations(name, tmp_path, data_root):
     outcome = reproduce(name, context(tmp_path, data_root, datasets=["minesweeper"], splits=[0]))
@@ -382,6 +391,7 @@ def test_has_files_takes_penn94_without_its_splits(tmp_path):
         (["reproduce", "classification", "--datasets", ","], "--datasets is empty"),
         (["reproduce", "classification", "--models", "mlp,mlp"], "--models names mlp twice"),
         (["reproduce", "classification", "--split", "9-10"], "minesweeper has splits 0 to 9, not 10"),
+        (["reproduce", "tree-neighborsmatch", "--epochs", "0"], "--epochs must be positive, got 0"),
         (["reproduce", "ablation-losses", "--models", "gcn"], "--models: ablation-losses does not take it"),
         (
             ["reproduce", "tree-neighborsmatch", "--datasets", "cora"],

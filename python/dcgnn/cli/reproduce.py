@@ -69,6 +69,8 @@ def run(arguments: argparse.Namespace) -> None:
     takes = experiment_of(arguments.name).takes
     if context.seeds < 1:
         raise ValueError(f"--seeds must be positive, got {context.seeds}")
+    if context.epochs is not None and context.epochs < 1:
+        raise ValueError(f"--epochs must be positive, got {context.epochs}")
     for option in ("datasets", "models", "split", "seeds", "depths", "epochs"):
         if getattr(arguments, option) is not None and option not in takes:
             raise ValueError(f"--{option}: {arguments.name} does not take it")

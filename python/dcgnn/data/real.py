@@ -193,6 +193,12 @@ def load_real(graph: RealGraph, data_root: str | Path | None, split: int) -> Gra
     """
     root = Path(data_root).expanduser() if data_root is not None else default_data_root()
     graph, data = _read(graph, root)
+    if lacks_its_splits(graph.name, root):
+        missing = ", ".join(sorted(set(REAL_GRAPHS[graph.name].files) - set(graph.files)))
+        warnings.warn(
+            f"{graph.name}: without {missing} its splits are random ones, not the published ones",
+            stacklevel=2,
+        )
     num_nodes = data.x.size(0)
     labels = data.y.long()
     if graph.fractions is None:
@@ -223,6 +229,13 @@ def raw_files(name: str, data_root: str | Path | None) -> list[Path]:
     root = Path(data_root).expanduser() if data_root is not None else default_data_root()
     found = _locate(REAL_GRAPHS[name], root)
     return [] if found is None else [found[1] / file for file in found[0].files]
+
+
+def lacks_its_splits(name: str, data_root: str | Path | None) -> bool:
+    """Whether the graph ``name`` is there without its published splits: random ones take their place."""
+    root = Path(data_root).expanduser() if data_root is not None else default_data_root()
+    found = _locate(REAL_GRAPHS[name], root)
+    return found is not None and found[0].files != REAL_GRAPHS[name].files
 
 
 def _locate(graph: RealGraph, root: Path) -> tuple[RealGraph, Path] | None:

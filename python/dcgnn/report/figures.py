@@ -101,15 +101,14 @@ def objective(trained: Trained) -> Figure:
 
 def assignment(trained: Trained) -> Figure | None:
     """Global assignments of nodes sorted by class, and their mean by class."""
-    assign = trained.state.global_assign
-    if assign is None:
+    share = trained.global_shares()
+    if share is None:
         return None
     figure, (left, right) = _figure(2)
     y = trained.data.y
     labelled = (y >= 0).nonzero().view(-1)
     order = labelled[y[labelled].argsort(stable=True)]
     order = order[torch.linspace(0, order.numel() - 1, min(_SHOWN, order.numel())).long()]
-    share = assign.double() / assign.double().sum(1, keepdim=True)
     image = left.imshow(
         share[order].numpy(), aspect="auto", vmin=0.0, cmap="viridis", interpolation="nearest"
     )
@@ -138,7 +137,9 @@ def assignment(trained: Trained) -> Figure | None:
 
 
 def embedding_plane(trained: Trained, method: str) -> Figure:
-    """The node embeddings in two dimensions, coloured by class and by cluster."""
+    """The node embeddings in two dimensions, coloured by class and by cluster, or where the clusters do not
+    tell nodes apart by the prediction.
+    """
     figure, (left, right) = _figure(2)
     y, assign = trained.data.y, trained.state.global_assign
     chosen = (y >= 0).nonzero().view(-1)
@@ -146,7 +147,7 @@ def embedding_plane(trained: Trained, method: str) -> Figure:
         chosen = chosen[torch.randperm(chosen.numel(), generator=torch.Generator().manual_seed(0))[:_SHOWN]]
     points = project(trained.state.z[chosen], method)
     _scatter(left, points, y[chosen], "class")
-    if assign is None:
+    if assign is None or not trained.tells_nodes_apart():
         _scatter(right, points, trained.logits[chosen].argmax(1), "predicted class")
     else:
         _scatter(right, points, assign[chosen].argmax(1), "largest global cluster")

@@ -20,6 +20,9 @@ from dcgnn.recipe import build_model
 from dcgnn.training import History, TrainConfig
 from dcgnn_kernels import EgoGraph
 
+#: Shares that are equal to this part are called so.
+UNIFORM = 0.01
+
 
 @dataclass
 class Trained:
@@ -34,6 +37,20 @@ class Trained:
     best_epoch: int
     options: Mapping[str, Any]
     training: Mapping[str, Any]
+
+    def global_shares(self) -> Tensor | None:
+        """``[N, Ω]``, float64: how a node shares itself among the global clusters; rows sum to 1."""
+        assign = self.state.global_assign
+        return None if assign is None else assign.double() / assign.double().sum(1, keepdim=True)
+
+    def global_contrast(self) -> float:
+        """How far a share is from an equal one at most, in parts of it; 0 without global clusters."""
+        share = self.global_shares()
+        return 0.0 if share is None else float((share * share.size(1) - 1).abs().max())
+
+    def tells_nodes_apart(self) -> bool:
+        """Whether the global clusters do: equal shares have a largest one and an order by rounding alone."""
+        return self.global_contrast() > UNIFORM
 
     def scores(self) -> dict[str, float]:
         """The metric on each part of the split."""
@@ -158,12 +175,13 @@ class Contested:
 
 
 def most_contested(trained: Trained, count: int = 15) -> list[Contested]:
-    r"""The labelled nodes of the highest entropy of the global assignment, over :math:`\log |\Omega|`."""
-    assign = trained.state.global_assign
-    if assign is None or assign.size(1) < 2:
+    r"""The labelled nodes of the highest entropy of the global assignment, over :math:`\log |\Omega|`; none
+    where all shares are equal.
+    """
+    share = trained.global_shares()
+    if share is None or share.size(1) < 2 or not trained.tells_nodes_apart():
         return []
-    share = assign.double() / assign.double().sum(1, keepdim=True)
-    entropy = -torch.xlogy(share, share).sum(1) / torch.log(torch.tensor(float(assign.size(1))))
+    entropy = -torch.xlogy(share, share).sum(1) / torch.log(torch.tensor(float(share.size(1))))
     entropy = entropy.masked_fill(trained.data.y < 0, -1.0)
     confidence, predicted = trained.logits.softmax(1).max(1)
     homophily = local_homophily(trained.data.edge_index, trained.data.y)

@@ -57,6 +57,11 @@ def render(trained: Trained, pictures: Mapping[str, bytes], contested: Sequence[
         title, caption = _CAPTIONS[name]
         if name == "objective" and not trained.history.objective:
             caption += " Train with --objective-every N to see it by epoch, too."
+        if name == "assignment" and not trained.tells_nodes_apart():
+            caption += (
+                f" Here all shares are equal to within {100 * trained.global_contrast():.2g}%: the clusters "
+                "do not tell nodes apart, so no node is called contested and none coloured by its cluster."
+            )
         encoded = base64.b64encode(png).decode()
         sections.append(
             f'<h2>{title}</h2><p class="small">{caption}</p>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,19 @@ def matrices(context: Context, name: str = "homophily") -> Outcome:
             axes.set_title(graph, fontsize=9)
             axes.set_xlabel("class of the neighbour", fontsize=7)
             axes.set_ylabel("class", fontsize=7)
-            figure.colorbar(image, ax=axes, fraction=0.046)
+            for row, column in itertools.product(classes, classes):
+                share = result["matrix"][row][column]
+                axes.text(
+                    column,
+                    row,
+                    f"{share:.2f}",
+                    ha="center",
+                    va="center",
+                    fontsize=9 if len(classes) < 4 else 5,
+                    color="black" if share > 0.6 else "white",
+                )
+            bar = figure.colorbar(image, ax=axes, fraction=0.046)
+            bar.set_label("share of the neighbours", fontsize=7)
 
     return Outcome(
         header=["graph", "paper", "edges within a class", "mean of the diagonal", "verdict"],

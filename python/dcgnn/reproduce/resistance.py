@@ -114,6 +114,7 @@ def run(context: Context, name: str = "effective-resistance") -> Outcome:
                 panels[row][column].set_yticks([])
                 bar = figure.colorbar(image, ax=panels[row][column], fraction=0.046)
                 bar.ax.tick_params(which="both", labelsize=7)
+                bar.set_label("effective resistance", fontsize=7)
 
     return Outcome(
         header=["graph", "nodes", "plain", "with cluster-nodes", "ratio", "verdict"],
