@@ -21,7 +21,7 @@ from dcgnn.training import History, TrainConfig
 from dcgnn_kernels import EgoGraph
 
 #: Shares that are equal to this part are called so.
-UNIFORM = 0.01
+UNIFORM = 0.05
 
 
 @dataclass
