@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from test_data_real import write_facebook, write_heterophilous
 
 from dcgnn import training
 from dcgnn.cli import main
 from dcgnn.data import load_graph
 from dcgnn.presets import find_preset
+from dcgnn.recipe import Recipe
 from dcgnn.reproduce import (
     EXPERIMENTS,
     Context,
@@ -201,10 +203,19 @@ def test_more_splits_than_the_paper_tell_what_three_of_them_can_be(tmp_path, dat
 def test_penn94_on_other_splits_is_not_compared(tmp_path):
     (tmp_path / "penn94").mkdir()
     write_facebook(tmp_path / "penn94")
-    here = context(tmp_path, tmp_path, datasets=["penn94"], models=["mlp", "dcgnn"], splits=[0])
+    here = context(tmp_path, tmp_path, datasets=["penn94"], models=["mlp", "dcgnn"], splits=[0, 1, 2, 3])
     with pytest.warns(UserWarning, match="its splits are random ones"):
         outcome = reproduce("classification", here)
-    assert outcome.verdicts == {"penn94": "not compared: random splits, not the published ones"}
+    verdict = "not compared: random splits, not the published ones"
+    assert outcome.verdicts == {"penn94": verdict}
+    (row,) = outcome.rows  # none with the paper's baselines below
+    assert row[1] == "–"
+    assert row[4] == verdict
+    assert not any("choices" in note for note in outcome.notes)
+    figure = Figure()
+    outcome.draw(figure)
+    lines = [segment for drawn in figure.axes[0].collections for segment in drawn.get_segments()]
+    assert CLASSIFICATION["penn94"].mean not in {height for segment in lines for _, height in segment}
 
 
 @pytest.mark.parametrize("name", ["ablation-objective", "ablation-losses", "ablation-aggregator"])
@@ -259,13 +270,20 @@ def test_sensitivity_without_files_takes_the_embedded_graph(tmp_path, monkeypatc
 
 def test_few_labels_choose_settings_on_validation(tmp_path, monkeypatch):
     """Both models have two settings, the second with the skeleton of the other; test nodes do not choose."""
+    skeletons = {
+        "dcgnn": ({"num_layers": 3, "norm": "layer", "dropout": 0.1}, {"lr": 0.1, "epochs": 7}),
+        "gcn": ({"num_layers": 4, "norm": None, "dropout": 0.2}, {"lr": 0.2, "epochs": 9}),
+    }
     for model, other in (("dcgnn", "gcn"), ("gcn", "dcgnn")):
-        own, swapped = few_labels.candidates("cora", model).values()
-        theirs = find_preset("cora", other)
-        assert own == find_preset("cora", model)
-        for option in ("hidden_channels", "num_layers", "dropout", "norm", "residual"):
-            assert swapped.options[option] == theirs.options[option]
-        assert swapped.training["lr"] == theirs.training["lr"]
+        with monkeypatch.context() as patch:
+            patch.setattr(few_labels, "recipe_for", lambda graph, name: Recipe(name, *skeletons[name]))
+            own, swapped = few_labels.candidates("cora", model).values()
+        assert (own.model, dict(own.options), dict(own.training)) == (model, *skeletons[model])
+        options, training = skeletons[other]
+        assert swapped.model == model
+        assert options.items() <= swapped.options.items()
+        assert swapped.options["residual"] is False, "what the other's preset does not name"
+        assert dict(swapped.training) == {"lr_schedule": "constant", **training}
         assert set(own.options) <= set(swapped.options)
 
     class Result:

@@ -364,6 +364,29 @@ def test_processes_on_one_journal_share_the_trials(splits, tmp_path, monkeypatch
     assert tune(splits[:1], "mlp", trials=4, budget=QUICK, storage=journal).trials == 4
 
 
+def test_processes_that_begin_together_share_the_first_trials(splits, tmp_path, monkeypatch):
+    """Another process puts its first trials into the journal just before this one does."""
+    journal = tmp_path / "journal.log"
+    original_first, original_run = tuning.first_trials, Recipe.run
+    began, seen = [], []
+
+    def first(*arguments):
+        if not began:
+            began.append(True)
+            tune(splits[:1], "mlp", trials=1, budget=QUICK, storage=journal)
+        return original_first(*arguments)
+
+    def run(self, *arguments):
+        seen.append(json.dumps(self.to_dict(), sort_keys=True))
+        return original_run(self, *arguments)
+
+    monkeypatch.setattr(tuning, "first_trials", first)
+    monkeypatch.setattr(Recipe, "run", run)
+    count = len(original_first(splits[0].name, "mlp", splits[0].num_classes, QUICK)) + 3
+    tune(splits[:1], "mlp", trials=count, budget=QUICK, storage=journal)
+    assert len(seen) == len(set(seen)) == count
+
+
 def test_without_optuna_the_error_says_what_to_install(monkeypatch, splits):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"optuna is not installed; pip install"):
