@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,13 +85,9 @@ def test_bad_trials_are_given_up(splits, monkeypatch):
     """After three whole trials a bad one ends with its first split."""
     seen = []
 
-    class Result:
-        def __init__(self, val_metric: float) -> None:
-            self.val_metric = val_metric
-
     def run(self, data, seed=0):
         seen.append(data.split)
-        return None, Result(0.9 if len(seen) <= 6 else 0.1)
+        return None, SimpleNamespace(val_metric=0.9 if len(seen) <= 6 else 0.1)
 
     monkeypatch.setattr(Recipe, "run", run)
     found = tune(splits, "mlp", trials=8, budget=QUICK)
@@ -103,14 +100,10 @@ def test_a_lucky_first_split_does_not_save_a_trial(splits, monkeypatch):
     three = [dataclasses.replace(splits[0], split=split) for split in range(3)]
     seen = []
 
-    class Result:
-        def __init__(self, val_metric: float) -> None:
-            self.val_metric = val_metric
-
     def run(self, data, seed=0):
         seen.append(data.split)
         lucky = 0.85 if data.split == 0 else 0.1
-        return None, Result(0.8 if len(seen) <= 9 else lucky)
+        return None, SimpleNamespace(val_metric=0.8 if len(seen) <= 9 else lucky)
 
     monkeypatch.setattr(Recipe, "run", run)
     found = tune(three, "mlp", trials=5, budget=QUICK)
@@ -175,14 +168,10 @@ def test_finalists_meet_over_several_seeds(splits, tmp_path, monkeypatch):
     """The luckiest trial of the first seed loses to the one that is better on all of them."""
     runs = []
 
-    class Result:
-        def __init__(self, val_metric: float) -> None:
-            self.val_metric = val_metric
-
     def run(self, data, seed=0):
         runs.append(seed)
         lucky = self.options["hidden_channels"] == 32
-        return None, Result(0.9 if lucky and seed == 0 else 0.1 if lucky else 0.8)
+        return None, SimpleNamespace(val_metric=0.9 if lucky and seed == 0 else 0.1 if lucky else 0.8)
 
     monkeypatch.setattr(Recipe, "run", run)
     search = {"trials": 12, "budget": QUICK, "storage": tmp_path / "journal.log", "seed": 0}
@@ -267,16 +256,11 @@ def test_first_trials_are_trained_first(splits, monkeypatch):
 
 def test_later_trials_change_a_good_one(splits, tmp_path, monkeypatch):
     """Most trials differ from one of the best before them in at most four settings, and none comes twice."""
-
-    class Result:
-        def __init__(self, val_metric: float) -> None:
-            self.val_metric = val_metric
-
     seen = []
 
     def run(self, data, seed=0):
         seen.append({**self.options, **self.training})
-        return None, Result(1.0 / len(seen))
+        return None, SimpleNamespace(val_metric=1.0 / len(seen))
 
     monkeypatch.setattr(Recipe, "run", run)
     tune(splits[:1], "mlp", trials=12, budget=QUICK)
