@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn import functional
+from torch_geometric.utils import coalesce
 
 from dcgnn.baselines import BASELINES
 from dcgnn.data import load_graph
 from dcgnn.nn import sparse_input
+from dcgnn.nn.prepared_convs import KeptGCNConv, KeptSAGEConv, SlotGATConv, adjacency_matrix, source_egos
 from dcgnn.nn.sparse_input import dropout_linear
 from dcgnn.recipe import Recipe
+from dcgnn_kernels import EgoGraph
 
 OPTIONS = {"hidden_channels": 16, "num_layers": 2, "dropout": 0.2}
 
@@ -54,32 +57,85 @@ def test_repeated_maps_are_one_set_of_weights(model):
         Recipe(model, options | {"weight_period": 0}).build(data)
 
 
-@pytest.mark.parametrize("model", ["gcn", "sage", "gin"])
-def test_sparse_matrix_gives_what_the_edges_give(model):
+@pytest.fixture
+def edges_of_all_kinds():
+    """Edges in both directions and in one, a node without any, and self-loops at some nodes."""
     data = load_graph("sbm:num_nodes=60,avg_degree=4")
-    loops = torch.arange(0, 60, 2).repeat(2, 1)  # some, but not all, nodes have one
+    loops = torch.arange(0, 60, 2).repeat(2, 1)
     one_way = torch.tensor([[0, 1, 2], [3, 3, 3]])
     edge_index = torch.cat([data.edge_index, loops, one_way], dim=1).unique(dim=1)
-    edge_index = edge_index[:, torch.randperm(edge_index.size(1))]
+    edge_index = edge_index[:, (edge_index != 59).all(0)]
+    return data, edge_index[:, torch.randperm(edge_index.size(1))]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 3, "weight_period": 1}])
+@pytest.mark.parametrize("model", ["gcn", "gat", "sage", "gin"])
+def test_a_prepared_graph_gives_what_the_edges_give(model, options, edges_of_all_kinds):
+    data, edge_index = edges_of_all_kinds
     results = []
-    for matrix in (False, True):
+    for prepared in (False, True):
         torch.manual_seed(0)
-        net = Recipe(model, OPTIONS).build(data).eval()
-        graph = net.graph_of(edge_index, 60) if matrix else edge_index
-        assert (graph.layout == torch.sparse_csr) is matrix
-        logits = net(data.x, graph)
-        logits.square().sum().backward()
-        results.append([logits, *(parameter.grad for parameter in net.parameters())])
-    for edges, sparse in zip(*results, strict=True):
-        torch.testing.assert_close(sparse, edges, rtol=1e-4, atol=1e-4)
+        net = Recipe(model, OPTIONS | options).build(data).double().eval()
+        graph = net.graph_of(edge_index, 60) if prepared else edge_index
+        assert isinstance(graph, EgoGraph) is (prepared and model == "gat")
+        x = data.x.double().requires_grad_()
+        for _ in range(2):  # the second time with what the first one kept
+            net.zero_grad()
+            x.grad = None
+            logits = net(x, graph)
+            logits.square().sum().backward()
+        results.append([logits, x.grad, *(parameter.grad for parameter in net.parameters())])
+    for edges, prepared in zip(*results, strict=True):
+        torch.testing.assert_close(prepared, edges)
 
 
-def test_parallel_edges_stay_edges_and_attention_has_no_matrix():
+@pytest.mark.parametrize("conv", [KeptGCNConv, KeptSAGEConv, SlotGATConv])
+def test_gradients_on_a_prepared_graph(conv, edges_of_all_kinds):
+    _, edge_index = edges_of_all_kinds
+    edge_index = edge_index[:, (edge_index < 12).all(0) & (edge_index[0] != edge_index[1])]
+    if conv is SlotGATConv:
+        layer, graph = conv(4, 2), source_egos(edge_index, 13)
+    else:
+        layer, graph = conv(4, 4), adjacency_matrix(coalesce(edge_index.flip(0)), 13)
+    layer.double()
+    x = torch.randn(13, 4, dtype=torch.float64, requires_grad=True)
+    parameters = tuple(layer.parameters())
+    # In place of the parameters themselves, whose values gradcheck moves in turn.
+    names = [name for name, _ in layer.named_parameters()]
+
+    def run(x, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x, graph))
+
+    assert torch.autograd.gradcheck(run, (x, *parameters))
+
+
+def test_attention_scores_do_not_overflow():
+    data = load_graph("sbm:num_nodes=40,avg_degree=4")
+    conv = SlotGATConv(8, 2)
+    x = 1e4 * torch.randn(40, 8)
+    prepared = conv(x, source_egos(data.edge_index, 40))
+    torch.testing.assert_close(prepared, conv(x, data.edge_index))
+
+
+def test_what_is_kept_belongs_to_one_graph_and_type(edges_of_all_kinds):
+    data, edge_index = edges_of_all_kinds
+    net = Recipe("sage", OPTIONS).build(data).eval()
+    for edges in (edge_index, data.edge_index):
+        torch.testing.assert_close(net(data.x, net.graph_of(edges, 60)), net(data.x, edges))
+    graph = net.graph_of(edge_index, 60)
+    single = net(data.x, graph)
+    torch.testing.assert_close(net.double()(data.x.double(), graph).float(), single)
+
+
+def test_what_has_no_prepared_form_stays_edges():
     data = load_graph("sbm:num_nodes=60,avg_degree=4")
     twice = torch.cat([data.edge_index, data.edge_index[:, :1]], dim=1)
-    assert Recipe("sage", OPTIONS).build(data).graph_of(twice, 60) is twice
-    for model in ("gat", "mlp"):
-        assert Recipe(model, OPTIONS).build(data).graph_of(data.edge_index, 60) is data.edge_index
+    for model in ("sage", "gat"):
+        net = Recipe(model, OPTIONS).build(data)
+        assert net.graph_of(twice, 60) is twice
+        none = data.edge_index[:, :0]
+        assert net.graph_of(none, 60) is none
+    assert Recipe("mlp", OPTIONS).build(data).graph_of(data.edge_index, 60) is data.edge_index
 
 
 def test_unknown_model():

@@ -319,10 +319,10 @@ def test_homophily_datasets_runtime(tmp_path, data_root):
     assert matrices.data["graphs"]["minesweeper"]["matrix"] == [[0.0, 1.0], [1.0, 0.0]]
     times = reproduce("runtime", context(tmp_path, data_root, models=["dcgnn", "gcn"]))
     seconds = times.data["results"]["minesweeper"]["seconds"]
-    assert list(seconds) == ["dcgnn", "gcn", "gcn matrix"]
+    assert list(seconds) == ["dcgnn", "gcn", "gcn prepared"]
     assert all(value > 0 for value in seconds.values())
-    assert times.header[-2:] == ["DC-GNN / GCN", "DC-GNN / GCN (matrix)"]
-    assert times.rows[0][-1] == f"{seconds['dcgnn'] / seconds['gcn matrix']:.2f}"
+    assert times.header[-2:] == ["DC-GNN / GCN", "DC-GNN / GCN (prepared)"]
+    assert times.rows[0][-1] == f"{seconds['dcgnn'] / seconds['gcn prepared']:.2f}"
 
 
 def test_figures_without_files(tmp_path, monkeypatch):

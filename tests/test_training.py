@@ -285,6 +285,24 @@ def test_progress_shows_loss_and_metric(data, capfd):
     assert "2/2" in shown
 
 
+def test_after_every_epoch_a_caller_sees_the_best_and_may_end_training(data):
+    class EnoughError(Exception):
+        pass
+
+    seen = []
+
+    def after_epoch(epoch, best):
+        seen.append((epoch, best))
+        if epoch == 4:
+            raise EnoughError
+
+    whole = train(make_model(), data, TrainConfig(epochs=4))
+    with pytest.raises(EnoughError):
+        train(make_model(), data, TrainConfig(epochs=9), after_epoch=after_epoch)
+    metrics = whole.history.val_metric
+    assert seen == [(epoch, max(metrics[:epoch])) for epoch in range(1, 5)]
+
+
 def test_scores(data):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(50, 2, generator=generator)

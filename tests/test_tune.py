@@ -85,7 +85,7 @@ def test_bad_trials_are_given_up(splits, monkeypatch):
     """After three whole trials a bad one ends with its first split."""
     seen = []
 
-    def run(self, data, seed=0):
+    def run(self, data, seed=0, **_):
         seen.append(data.split)
         return None, SimpleNamespace(val_metric=0.9 if len(seen) <= 6 else 0.1)
 
@@ -100,7 +100,7 @@ def test_a_lucky_first_split_does_not_save_a_trial(splits, monkeypatch):
     three = [dataclasses.replace(splits[0], split=split) for split in range(3)]
     seen = []
 
-    def run(self, data, seed=0):
+    def run(self, data, seed=0, **_):
         seen.append(data.split)
         lucky = 0.85 if data.split == 0 else 0.1
         return None, SimpleNamespace(val_metric=0.8 if len(seen) <= 9 else lucky)
@@ -109,6 +109,43 @@ def test_a_lucky_first_split_does_not_save_a_trial(splits, monkeypatch):
     found = tune(three, "mlp", trials=5, budget=QUICK)
     assert found.pruned == 2
     assert seen == [0, 1, 2] * 3 + [0, 1] * 2
+
+
+def test_bad_runs_are_given_up_before_their_end(splits, monkeypatch):
+    """Also on one split: a trial is compared after 40% and 70% of the epochs of a run."""
+    budget = dataclasses.replace(QUICK, epochs=10)
+    ends = []
+
+    def run(self, data, seed=0, *, after_epoch):
+        good = len(ends) < 3 or len(ends) == 7
+        best = 0.0
+        ends.append(0)
+        for epoch in range(1, 11):
+            # All are bad until the fifth epoch; the later ones remain so, but for the last.
+            best = 0.5 if epoch < 5 else 0.9 if good else 0.6
+            ends[-1] = epoch
+            after_epoch(epoch, best)
+        return None, SimpleNamespace(val_metric=best)
+
+    monkeypatch.setattr(Recipe, "run", run)
+    found = tune(splits[:1], "mlp", trials=8, budget=budget)
+    assert ends == [10] * 3 + [7] * 4 + [10]
+    assert (found.pruned, found.validation) == (4, 0.9)
+
+
+def test_an_early_stop_is_compared_as_a_whole_run(splits, monkeypatch):
+    runs = []
+
+    def run(self, data, seed=0, *, after_epoch):
+        runs.append(data.split)
+        best = 0.9 if len(runs) <= 6 else 0.1
+        for epoch in range(1, QUICK.epochs if len(runs) % 2 else 2):
+            after_epoch(epoch, best)
+        return None, SimpleNamespace(val_metric=best)
+
+    monkeypatch.setattr(Recipe, "run", run)
+    assert tune(splits, "mlp", trials=5, budget=QUICK).pruned == 2
+    assert runs == [0, 1] * 3 + [0] * 2
 
 
 def test_trials_on_other_data_do_not_count(splits, tmp_path, monkeypatch):
@@ -132,12 +169,12 @@ def test_an_interrupted_trial_does_not_count(splits, tmp_path, monkeypatch):
     journal = tmp_path / "journal.log"
     tune(splits, "mlp", trials=1, budget=QUICK, storage=journal)
 
-    def interrupted(self, data, seed=0):
+    def interrupted(self, data, seed=0, **_):
         raise TrainingInterrupted(None, 1)
 
-    def recorded(self, data, seed=0):
+    def recorded(self, *arguments, **options):
         runs.append(self)
-        return original(self, data, seed)
+        return original(self, *arguments, **options)
 
     lost = first_trials(splits[0].name, "mlp", splits[0].num_classes, QUICK)[1]
     monkeypatch.setattr(Recipe, "run", interrupted)
@@ -168,7 +205,7 @@ def test_finalists_meet_over_several_seeds(splits, tmp_path, monkeypatch):
     """The luckiest trial of the first seed loses to the one that is better on all of them."""
     runs = []
 
-    def run(self, data, seed=0):
+    def run(self, data, seed=0, **_):
         runs.append(seed)
         lucky = self.options["hidden_channels"] == 32
         return None, SimpleNamespace(val_metric=0.9 if lucky and seed == 0 else 0.1 if lucky else 0.8)
@@ -246,7 +283,7 @@ def test_searches_begin_with_presets(graph, model):
 def test_first_trials_are_trained_first(splits, monkeypatch):
     seen = []
     original = Recipe.run
-    monkeypatch.setattr(Recipe, "run", lambda self, *a: seen.append(self) or original(self, *a))
+    monkeypatch.setattr(Recipe, "run", lambda self, *a, **k: seen.append(self) or original(self, *a, **k))
     tune(splits[:1], "gcn", trials=4, budget=QUICK)
     default = recipe_for(splits[0].name, "gcn")
     assert seen[0].options == {"input_dropout": None, "weight_period": None, **default.options}
@@ -258,7 +295,7 @@ def test_later_trials_change_a_good_one(splits, tmp_path, monkeypatch):
     """Most trials differ from one of the best before them in at most four settings, and none comes twice."""
     seen = []
 
-    def run(self, data, seed=0):
+    def run(self, data, seed=0, **_):
         seen.append({**self.options, **self.training})
         return None, SimpleNamespace(val_metric=1.0 / len(seen))
 
@@ -338,11 +375,11 @@ def test_processes_on_one_journal_share_the_trials(splits, tmp_path, monkeypatch
     other = []
     original = Recipe.run
 
-    def run(self, *arguments):
+    def run(self, *arguments, **options):
         if not other:
             other.append(True)
             tune(splits[:1], "mlp", trials=3, budget=QUICK, storage=journal)
-        return original(self, *arguments)
+        return original(self, *arguments, **options)
 
     monkeypatch.setattr(Recipe, "run", run)
     assert tune(splits[:1], "mlp", trials=4, budget=QUICK, storage=journal).trials == 4
@@ -360,9 +397,9 @@ def test_processes_that_begin_together_share_the_first_trials(splits, tmp_path, 
             tune(splits[:1], "mlp", trials=1, budget=QUICK, storage=journal)
         return original_first(*arguments)
 
-    def run(self, *arguments):
+    def run(self, *arguments, **options):
         seen.append(json.dumps(self.to_dict(), sort_keys=True))
-        return original_run(self, *arguments)
+        return original_run(self, *arguments, **options)
 
     monkeypatch.setattr(tuning, "first_trials", first)
     monkeypatch.setattr(Recipe, "run", run)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.nn import LINKX, MLP, GATConv, GCNConv, GINConv, SAGEConv
-from torch_geometric.utils import coalesce, remove_self_loops, to_torch_csr_tensor
+from torch_geometric.nn import LINKX, MLP
+from torch_geometric.utils import coalesce, remove_self_loops
 
 from dcgnn.nn.messages import NodeBlock, check_period, repeat
+from dcgnn.nn.prepared_convs import (
+    KeptGCNConv,
+    KeptGINConv,
+    KeptSAGEConv,
+    SlotGATConv,
+    adjacency_matrix,
+    source_egos,
+)
 from dcgnn.nn.sparse_input import dropout_linear
 
 
@@ -36,8 +44,9 @@ class ConvNet(nn.Module):
         norm: ``None``, ``"batch"`` or ``"layer"``.
         residual: Add a linear map of the node itself in every layer.
         weight_period: Convolutions and residual maps repeat after so many layers; None: never.
-        matrix: How the convolution takes a graph as a sparse matrix: ``"edges"``: its edges as they are,
-            ``"no loops"``: without self-loops, because it adds its own; None: it does not.
+        prepared: In which form the convolution takes a graph that is prepared once: ``"matrix"``, a sparse
+            matrix of its edges, ``"matrix without loops"``, because it adds its own, or ``"egos"``, see
+            :mod:`dcgnn.nn.prepared_convs`; None: in none.
 
     Shapes:
         ``x`` :math:`[N, F]`, whatever graph the convolution takes, logits :math:`[N, C]`.
@@ -56,10 +65,10 @@ class ConvNet(nn.Module):
         norm: str | None = None,
         residual: bool = False,
         weight_period: int | None = None,
-        matrix: str | None = None,
+        prepared: str | None = None,
     ) -> None:
         super().__init__()
-        self.matrix = matrix
+        self.prepared = prepared
         self.dropout = dropout
         self.input_dropout = dropout if input_dropout is None else input_dropout
         if not 0 <= self.input_dropout < 1:
@@ -70,7 +79,7 @@ class ConvNet(nn.Module):
         self.blocks = NodeBlock.stack(num_layers, period, hidden_channels, residual, norm, "relu", dropout)
         self.lin_out = nn.Linear(hidden_channels, out_channels)
 
-    def forward(self, x: Tensor, graph: Tensor) -> Tensor:
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
         """Logits of every node."""
         h = dropout_linear(x, self.lin_in.weight, self.lin_in.bias, self.input_dropout, self.training)
         h = self._drop(functional.relu(h))
@@ -78,23 +87,22 @@ class ConvNet(nn.Module):
             h = block(conv(h, graph), h)
         return self.lin_out(h)
 
-    def graph_of(self, edge_index: Tensor, num_nodes: int) -> Tensor:
+    def graph_of(self, edge_index: Tensor, num_nodes: int) -> Any:
         """The graph in the fastest form that the convolutions take, with the same results up to rounding.
 
-        Over ``edge_index`` PyG's layers keep a message for every edge; a sparse matrix takes none of that.
-        Parallel edges, which a matrix would join, stay in ``edge_index``.
+        Over ``edge_index`` PyG's layers keep a message for every edge; the other forms take none of that.
+        Parallel edges, which those would join, stay in ``edge_index``.
         """
-        if self.matrix is None or edge_index.size(1) == 0:
+        if self.prepared is None or edge_index.size(1) == 0:
             return edge_index
-        target = coalesce(edge_index.flip(0), num_nodes=num_nodes)
-        if target.size(1) != edge_index.size(1):
+        edges = coalesce(edge_index.flip(0), num_nodes=num_nodes)
+        if edges.size(1) != edge_index.size(1):
             return edge_index
-        if self.matrix == "no loops":
-            target, _ = remove_self_loops(target)
-        with warnings.catch_warnings():
-            for message in ("Sparse CSR tensor support is in beta", "Sparse invariant checks are implicitly"):
-                warnings.filterwarnings("ignore", message=message)
-            return to_torch_csr_tensor(target, size=(num_nodes, num_nodes), is_coalesced=True)
+        if self.prepared == "egos":
+            return source_egos(edge_index, num_nodes)
+        if self.prepared == "matrix without loops":
+            edges, _ = remove_self_loops(edges)
+        return adjacency_matrix(edges, num_nodes)
 
     def _drop(self, h: Tensor) -> Tensor:
         return functional.dropout(h, self.dropout, self.training)
@@ -109,11 +117,11 @@ def gcn(
     a model serves one graph; ``cached=False`` is for batches.
     """
     return ConvNet(
-        lambda channels: GCNConv(channels, channels, cached=cached),
+        lambda channels: KeptGCNConv(channels, channels, cached=cached),
         in_channels,
         hidden_channels,
         out_channels,
-        matrix="no loops",
+        prepared="matrix without loops",
         **options,  # type: ignore[arg-type]
     )
 
@@ -125,10 +133,11 @@ def gat(
     if hidden_channels % heads:
         raise ValueError(f"hidden_channels ({hidden_channels}) must be a multiple of heads ({heads})")
     return ConvNet(
-        lambda channels: GATConv(channels, channels // heads, heads=heads),
+        lambda channels: SlotGATConv(channels, heads),
         in_channels,
         hidden_channels,
         out_channels,
+        prepared="egos",
         **options,  # type: ignore[arg-type]
     )
 
@@ -158,11 +167,11 @@ def mlp(in_channels: int, hidden_channels: int, out_channels: int, **options: ob
 def sage(in_channels: int, hidden_channels: int, out_channels: int, **options: object) -> ConvNet:
     """:class:`ConvNet` of PyG's ``SAGEConv`` (mean of the neighbours beside the node itself)."""
     return ConvNet(
-        lambda channels: SAGEConv(channels, channels),
+        lambda channels: KeptSAGEConv(channels, channels),
         in_channels,
         hidden_channels,
         out_channels,
-        matrix="edges",
+        prepared="matrix",
         **options,  # type: ignore[arg-type]
     )
 
@@ -170,11 +179,11 @@ def sage(in_channels: int, hidden_channels: int, out_channels: int, **options: o
 def gin(in_channels: int, hidden_channels: int, out_channels: int, **options: object) -> ConvNet:
     """:class:`ConvNet` of PyG's ``GINConv`` with two linear maps a layer."""
     return ConvNet(
-        lambda channels: GINConv(MLP([channels, channels, channels], norm=None), train_eps=True),
+        lambda channels: KeptGINConv(MLP([channels, channels, channels], norm=None), train_eps=True),
         in_channels,
         hidden_channels,
         out_channels,
-        matrix="edges",
+        prepared="matrix",
         **options,  # type: ignore[arg-type]
     )
 

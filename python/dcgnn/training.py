@@ -10,7 +10,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,6 +156,7 @@ def train(
     resume: bool = False,
     job: Collection[str] = (),
     progress: bool = False,
+    after_epoch: Callable[[int, float], None] | None = None,
 ) -> TrainResult:
     """Train ``model`` and report the epoch that validates best.
 
@@ -184,6 +185,8 @@ def train(
             rate is constant, and another number of ranks.
         job: Names of what runs this, kept in the checkpoint: a restart finds out whether it wrote it.
         progress: Show a progress bar on stderr.
+        after_epoch: Called after every epoch with its number and the best validation metric so far; what it
+            raises ends training.
 
     Raises:
         ValueError: If the data cannot be scored.
@@ -236,6 +239,8 @@ def train(
                 },
                 refresh=False,
             )
+            if after_epoch is not None:
+                after_epoch(run.epoch, run.best_metric)
             if launch.any_rank(stop.is_set(), run.engine.device):
                 save()
                 launch.any_rank(False, run.engine.device)  # the file is there before any rank says so

@@ -132,6 +132,9 @@ _CHANGES = (1, 1, 2, 2, 3, 4)
 #: No trial is given up before so many have finished.
 _BEFORE_PRUNING = 3
 
+#: After these shares of a run's epochs a trial is compared with the finished ones.
+_COMPARED_AFTER = (0.4, 0.7, 1.0)
+
 #: A step changes one of so many of the best trials.
 _PARENTS = 3
 
@@ -262,10 +265,11 @@ def tune(
 
     The search begins with :func:`first_trials`; after them most trials change a few settings of one of the
     best so far, because a grid of some twenty settings is too large for the few dozen trials of a search to
-    learn it as a whole. A trial trains one split after the other and is given up as soon as its mean is below
-    the median of the finished trials' means at that point. The best of many noisy trials owes much to luck:
-    several ``finalists`` are trained again with other seeds, and the best mean over all seeds wins. The test
-    nodes are not looked at.
+    learn it as a whole. A trial trains one split after the other. After 40% and 70% of the epochs of each and
+    at its end, the mean of its splits so far (of the running one: its best epoch) is compared with the
+    finished trials' means at that point; below their median the trial is given up. The best of many noisy
+    trials owes much to luck: several ``finalists`` are trained again with other seeds, and the best mean over
+    all seeds wins. The test nodes are not looked at.
 
     Args:
         splits: The same graph in each split to train.
@@ -419,8 +423,10 @@ def _study_name(splits: Sequence[GraphData], model: str, budget: Budget, seed: i
     limits = f"epochs {budget.epochs}, patience {budget.patience}, layers {budget.max_layers}"
     if budget.max_channels < max(_SKELETON["hidden_channels"]):
         limits += f", channels {budget.max_channels}"
+    shares = ", ".join(f"{share:.0%}" for share in _COMPARED_AFTER)
     digest = hashlib.sha256("".join(data.fingerprint() for data in splits).encode()).hexdigest()[:12]
-    return f"{splits[0].name}, {model}: splits {numbers} of data {digest}, {limits}, seed {seed}"
+    search = f"{limits}, seed {seed}, compared after {shares}"
+    return f"{splits[0].name}, {model}: splits {numbers} of data {digest}, {search}"
 
 
 def _mean_validation(
@@ -428,32 +434,44 @@ def _mean_validation(
 ) -> float:
     import optuna
 
-    scores: list[float] = []
-    for index, score in enumerate(_validations(recipe, splits, seed)):
-        scores.append(score)
-        mean = statistics.fmean(scores)
+    epochs = [math.ceil(share * recipe.config(seed).epochs) for share in _COMPARED_AFTER]
+    ended: list[float] = []
+    place = 0  # of the comparison that is next
+
+    def compare(mean: float) -> None:
+        nonlocal place
         if not math.isfinite(mean):
             raise optuna.TrialPruned
-        trial.report(mean, index)
-        if index + 1 < len(splits) and _falls_behind(study, index, mean):
+        trial.report(mean, place)
+        place += 1
+        if place < len(splits) * len(epochs) and _falls_behind(study, place - 1, mean):
             raise optuna.TrialPruned
-    return mean
+
+    def after_epoch(epoch: int, best: float) -> None:
+        if epoch in epochs[:-1]:
+            compare(statistics.fmean([*ended, best]))
+
+    for score in _validations(recipe, splits, seed, after_epoch=after_epoch):
+        ended.append(score)
+        while place < len(ended) * len(epochs):  # also those that an early stop left out
+            compare(statistics.fmean(ended))
+    return statistics.fmean(ended)
 
 
-def _falls_behind(study: optuna.Study, index: int, mean: float) -> bool:
-    """Whether a mean after split ``index`` is below the median of the finished trials' there.
+def _falls_behind(study: optuna.Study, place: int, mean: float) -> bool:
+    """Whether a mean at a comparison is below the median of the finished trials' there.
 
     Optuna's ``MedianPruner`` asks for a trial's best value so far: after one lucky split it gives nothing up.
     """
-    means = [trial.intermediate_values[index] for trial in study.trials if trial.state.name == "COMPLETE"]
+    means = [trial.intermediate_values[place] for trial in study.trials if trial.state.name == "COMPLETE"]
     return len(means) >= _BEFORE_PRUNING and mean < statistics.median(means)
 
 
-def _validations(recipe: Recipe, splits: Sequence[GraphData], seed: int) -> Iterator[float]:
-    """The validation metric of one split after the other."""
+def _validations(recipe: Recipe, splits: Sequence[GraphData], seed: int, **arguments: Any) -> Iterator[float]:
+    """The validation metric of one split after the other; ``arguments`` go to the training."""
     for data in splits:
         try:
-            _, result = recipe.run(data, seed)
+            _, result = recipe.run(data, seed, **arguments)
         except TrainingInterrupted:
             raise KeyboardInterrupt("interrupted; the trials that ended are kept") from None
         yield result.val_metric

@@ -15,7 +15,9 @@ from dcgnn.recipe import TITLES, Recipe
 from dcgnn.training import TrainConfig
 
 #: Arguments of the model that follow from the graph or from another argument.
-_NOT_OPTIONS = frozenset({"in_channels", "out_channels", "num_nodes", "channels", "conv", "matrix", "cached"})
+_NOT_OPTIONS = frozenset(
+    {"in_channels", "out_channels", "num_nodes", "channels", "conv", "prepared", "cached"}
+)
 
 #: Flags that read better than the name of the argument.
 _FLAGS = {"hidden_channels": "hidden", "num_layers": "layers"}
