@@ -218,6 +218,17 @@ def test_penn94_on_other_splits_is_not_compared(tmp_path):
     assert CLASSIFICATION["penn94"].mean not in {height for segment in lines for _, height in segment}
 
 
+def test_random_splits_are_as_many_as_one_likes(tmp_path):
+    (tmp_path / "amherst41").mkdir()
+    write_facebook(tmp_path / "amherst41")
+    splits = list(range(4, 16))
+    here = context(tmp_path, tmp_path, datasets=["amherst41"], models=["mlp"], splits=splits)
+    outcome = reproduce("classification", here)
+    assert len(outcome.data["results"]["amherst41"]["mlp"]["splits"]) == 12
+    assert "over splits 4 to 15;" in outcome.notes[0]
+    assert "splits 4 to 15" in state_of(EXPERIMENTS["classification"], here)
+
+
 @pytest.mark.parametrize("name", ["ablation-objective", "ablation-losses", "ablation-aggregator"])
 def test_ablations(name, tmp_path, data_root):
     outcome = reproduce(name, context(tmp_path, data_root, datasets=["minesweeper"], splits=[0]))

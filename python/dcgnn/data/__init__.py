@@ -11,7 +11,7 @@
 from dcgnn.data.graph_data import GraphData, random_split
 from dcgnn.data.minesweeper import minesweeper
 from dcgnn.data.real import DATA_ROOT_VARIABLE, DatasetUnavailable, default_data_root
-from dcgnn.data.registry import GraphInfo, list_graphs, load_graph, num_splits
+from dcgnn.data.registry import GraphInfo, draws_splits, list_graphs, load_graph, num_splits
 from dcgnn.data.sbm import stochastic_block_model
 from dcgnn.data.tree import tree_neighbors_match
 
@@ -21,6 +21,7 @@ __all__ = [
     "GraphData",
     "GraphInfo",
     "default_data_root",
+    "draws_splits",
     "list_graphs",
     "load_graph",
     "minesweeper",

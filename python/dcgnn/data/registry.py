@@ -150,6 +150,12 @@ def num_splits(name: str) -> int:
     return (GENERATORS.get(base) or REAL_GRAPHS[base]).num_splits
 
 
+def draws_splits(name: str) -> bool:
+    """Whether the splits of the graph ``name`` are drawn at random: then there are as many as one likes."""
+    base, _ = _parse(name, {})
+    return base in GENERATORS or REAL_GRAPHS[base].fractions is not None
+
+
 def _parse(spec: str, extra: Mapping[str, OptionValue]) -> tuple[str, dict[str, OptionValue]]:
     """Split a spec into the name of a known graph and its checked options."""
     base, colon, tail = spec.partition(":")

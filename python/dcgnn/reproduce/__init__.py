@@ -22,7 +22,7 @@ from dcgnn.reproduce import (
     sensitivity,
     tree,
 )
-from dcgnn.reproduce.experiment import Context, Outcome, has_files, write_json
+from dcgnn.reproduce.experiment import Context, Outcome, has_files, listed, write_json
 
 __all__ = ["Context", "EXPERIMENTS", "Experiment", "Outcome", "experiment_of", "reproduce", "state_of"]
 
@@ -212,10 +212,7 @@ def _summary(path: Path) -> str:
         result = json.loads(path.read_text(encoding="utf-8"))
         verdicts, covers = list(result["verdicts"].values()), dict(result["covers"])
         most = covers.pop("epochs", None)
-        parts = [
-            (f"{key} " if key != "graphs" else "") + ", ".join(map(str, values))
-            for key, values in covers.items()
-        ]
+        parts = [(f"{key} " if key != "graphs" else "") + listed(values) for key, values in covers.items()]
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"unreadable: {path}; give the command again"
     if most is not None:

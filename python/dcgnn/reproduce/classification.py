@@ -11,7 +11,7 @@ from dcgnn.data.real import lacks_its_splits
 from dcgnn.presets import recipe_for
 from dcgnn.recipe import TITLES
 from dcgnn.reproduce import paper
-from dcgnn.reproduce.experiment import Context, Outcome, spread
+from dcgnn.reproduce.experiment import Context, Outcome, listed, spread
 from dcgnn.reproduce.paper import HETEROPHILOUS, HOMOPHILOUS
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def run(context: Context, name: str = "classification") -> Outcome:
         data={"results": data, "splits": list(context.splits), "training_seconds": seconds},
         draw=lambda figure: _draw(figure, data, models, printed),
         notes=[
-            f"Test metric in percent, mean ± deviation over splits {', '.join(map(str, context.splits))}"
+            f"Test metric in percent, mean ± deviation over splits {listed(context.splits)}"
             + (f", each the mean over {len(seeds)} seeds; " if len(seeds) > 1 else "; ")
             + "the epoch and the settings are chosen on validation. "
             f"Training took {seconds:.0f} seconds in all, runs that were kept from before included.",

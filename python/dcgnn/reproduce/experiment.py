@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from dcgnn.checkpoint import atomic_write
-from dcgnn.data import GraphData, load_graph, num_splits
+from dcgnn.data import GraphData, draws_splits, load_graph, num_splits
 from dcgnn.data.real import REAL_GRAPHS, default_data_root, raw_files
 from dcgnn.recipe import Recipe
 from dcgnn.training import TrainingInterrupted
@@ -112,7 +112,8 @@ class Context:
             ValueError: If the graph does not have all of them.
         """
         available = num_splits(graph)
-        if missing := [split for split in self.splits if split >= available]:
+        missing = [split for split in self.splits if split >= available]
+        if missing and not draws_splits(graph):
             raise ValueError(
                 f"--split: {graph} has splits 0 to {available - 1}, not {', '.join(map(str, missing))}"
             )
@@ -203,6 +204,13 @@ class Context:
                 results.append(_kept(folder, job, self._digest(job.graph)))
                 bar.update()
         return results
+
+
+def listed(values: Sequence[object]) -> str:
+    """``0, 1, 2``; many whole numbers in a row as ``0 to 99``."""
+    if len(values) > 10 and list(values) == list(range(int(str(values[0])), int(str(values[-1])) + 1)):
+        return f"{values[0]} to {values[-1]}"
+    return ", ".join(map(str, values))
 
 
 def spread(values: Sequence[float]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dcgnn.presets import recipe_for
 from dcgnn.recipe import Recipe, default_num_global
 from dcgnn.reproduce.classification import GRAPHS
-from dcgnn.reproduce.experiment import Context, Outcome, spread
+from dcgnn.reproduce.experiment import Context, Outcome, listed, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +79,7 @@ def run(context: Context, name: str = "sensitivity") -> Outcome:
         },
         draw=lambda figure: _draw(figure, scores, graphs),
         notes=[
-            f"Metric in percent, mean ± deviation over splits {', '.join(map(str, context.splits))}; all "
+            f"Metric in percent, mean ± deviation over splits {listed(context.splits)}; all "
             "other settings are the preset's. The paper's numbers are not at hand.",
             *(_span(scores, graph, option) for graph in graphs for option in TITLES),
         ],
