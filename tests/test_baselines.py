@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.nn import functional
@@ -124,6 +126,8 @@ def test_what_is_kept_belongs_to_one_graph_and_type(edges_of_all_kinds):
         torch.testing.assert_close(net(data.x, net.graph_of(edges, 60)), net(data.x, edges))
     graph = net.graph_of(edge_index, 60)
     single = net(data.x, graph)
+    copied = copy.deepcopy(net)
+    assert torch.equal(copied(data.x, graph), single)
     torch.testing.assert_close(net.double()(data.x.double(), graph).float(), single)
 
 

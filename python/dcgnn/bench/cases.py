@@ -20,6 +20,7 @@ from dcgnn.bench import formulas
 from dcgnn.bench.problem import NUM_CLASSES, Problem, Settings, ego_graph
 from dcgnn.nn.conv import DCConv
 from dcgnn.nn.model import DCGNN
+from dcgnn.nn.prepared_convs import KeptGCNConv
 from dcgnn_kernels import fallback
 from dcgnn_kernels.backends import OPS
 
@@ -246,6 +247,12 @@ GCN_CSR = Case(
     make_graph=_csr,
     working_floats=_sparse_floats,
 )
+GCN_KEPT = replace(
+    GCN_CSR,
+    name="GCNConv(kept transpose)",
+    make_layer=lambda s: KeptGCNConv(s.channels, s.channels, normalize=False),
+    working_floats=lambda p: 2.0 * _sparse_floats(p),
+)
 GCN_EDGE_INDEX = Case(
     "GCNConv(EdgeIndex)",
     lambda s: WeightedGCNConv(s.channels),
@@ -290,6 +297,7 @@ CASES: dict[str, Case] = {
         DC_CONV_HALF,
         GCN,
         GCN_CSR,
+        GCN_KEPT,
         GCN_EDGE_INDEX,
         GAT,
         SAGE,

@@ -53,6 +53,10 @@ class _KeptTranspose(MessagePassing):
             self._kept = kept = (matrix, scaled, _transposed(scaled))
         return _Product.apply(rows, kept[1], kept[2])
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy keeps nothing: torch cannot copy sparse matrices yet."""
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+
 
 class KeptGCNConv(_KeptTranspose, GCNConv):
     """``GCNConv``; a graph is given as :func:`adjacency_matrix` without self-loops, or as ``edge_index``."""
