@@ -7,12 +7,20 @@ import copy
 import pytest
 import torch
 from torch.nn import functional
+from torch_geometric.nn import LINKX
 from torch_geometric.utils import coalesce
 
 from dcgnn.baselines import BASELINES
 from dcgnn.data import load_graph
 from dcgnn.nn import sparse_input
-from dcgnn.nn.prepared_convs import KeptGCNConv, KeptSAGEConv, SlotGATConv, adjacency_matrix, source_egos
+from dcgnn.nn.prepared_convs import (
+    KeptGCNConv,
+    KeptLINKX,
+    KeptSAGEConv,
+    SlotGATConv,
+    adjacency_matrix,
+    source_egos,
+)
 from dcgnn.nn.sparse_input import dropout_linear
 from dcgnn.recipe import Recipe
 from dcgnn_kernels import EgoGraph
@@ -70,8 +78,14 @@ def edges_of_all_kinds():
     return data, edge_index[:, torch.randperm(edge_index.size(1))]
 
 
-@pytest.mark.parametrize("options", [{}, {"num_layers": 3, "weight_period": 1}])
-@pytest.mark.parametrize("model", ["gcn", "gat", "sage", "gin"])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        *((model, {}) for model in ("gcn", "gat", "sage", "gin", "linkx")),
+        *((model, {"num_layers": 3, "weight_period": 1}) for model in ("gcn", "gat", "sage", "gin")),
+        ("linkx", {"num_edge_layers": 2, "num_node_layers": 2}),
+    ],
+)
 def test_a_prepared_graph_gives_what_the_edges_give(model, options, edges_of_all_kinds):
     data, edge_index = edges_of_all_kinds
     results = []
@@ -134,12 +148,32 @@ def test_what_is_kept_belongs_to_one_graph_and_type(edges_of_all_kinds):
 def test_what_has_no_prepared_form_stays_edges():
     data = load_graph("sbm:num_nodes=60,avg_degree=4")
     twice = torch.cat([data.edge_index, data.edge_index[:, :1]], dim=1)
-    for model in ("sage", "gat"):
+    for model in ("sage", "gat", "linkx"):
         net = Recipe(model, OPTIONS).build(data)
         assert net.graph_of(twice, 60) is twice
         none = data.edge_index[:, :0]
         assert net.graph_of(none, 60) is none
     assert Recipe("mlp", OPTIONS).build(data).graph_of(data.edge_index, 60) is data.edge_index
+
+
+def test_linkx_is_pygs(monkeypatch):
+    """The same weights for the same seed, and the same logits, also over bags of words."""
+    monkeypatch.setattr(sparse_input, "MIN_ENTRIES", 0)
+    data = load_graph("sbm:num_nodes=60,avg_degree=4")
+    x = (torch.rand(60, 40) < 0.1).float()
+    for seed, node_layers in ((0, 1), (1, 2)):
+        sizes = (60, 40, 16, 2, 2, 2, node_layers, 0.0)
+        torch.manual_seed(seed)
+        theirs = LINKX(*sizes)
+        state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        ours = KeptLINKX(*sizes)
+        assert torch.equal(torch.get_rng_state(), state)
+        for name, value in theirs.state_dict().items():
+            assert torch.equal(ours.state_dict()[name], value)
+        expected = theirs(x, data.edge_index)
+        torch.testing.assert_close(ours(x, ours.graph_of(data.edge_index, 60)), expected)
+        assert sparse_input._bags(x) is not None
 
 
 def test_unknown_model():

@@ -7,17 +7,16 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.nn import LINKX, MLP
-from torch_geometric.utils import coalesce, remove_self_loops
+from torch_geometric.nn import MLP
 
 from dcgnn.nn.messages import NodeBlock, check_period, repeat
 from dcgnn.nn.prepared_convs import (
     KeptGCNConv,
     KeptGINConv,
+    KeptLINKX,
     KeptSAGEConv,
     SlotGATConv,
-    adjacency_matrix,
-    source_egos,
+    prepared_graph,
 )
 from dcgnn.nn.sparse_input import dropout_linear
 
@@ -44,9 +43,8 @@ class ConvNet(nn.Module):
         norm: ``None``, ``"batch"`` or ``"layer"``.
         residual: Add a linear map of the node itself in every layer.
         weight_period: Convolutions and residual maps repeat after so many layers; None: never.
-        prepared: In which form the convolution takes a graph that is prepared once: ``"matrix"``, a sparse
-            matrix of its edges, ``"matrix without loops"``, because it adds its own, or ``"egos"``, see
-            :mod:`dcgnn.nn.prepared_convs`; None: in none.
+        prepared: In which form the convolution takes a graph that is prepared once, see
+            :func:`~dcgnn.nn.prepared_convs.prepared_graph`; None: in none.
 
     Shapes:
         ``x`` :math:`[N, F]`, whatever graph the convolution takes, logits :math:`[N, C]`.
@@ -88,21 +86,8 @@ class ConvNet(nn.Module):
         return self.lin_out(h)
 
     def graph_of(self, edge_index: Tensor, num_nodes: int) -> Any:
-        """The graph in the fastest form that the convolutions take, with the same results up to rounding.
-
-        Over ``edge_index`` PyG's layers keep a message for every edge; the other forms take none of that.
-        Parallel edges, which those would join, stay in ``edge_index``.
-        """
-        if self.prepared is None or edge_index.size(1) == 0:
-            return edge_index
-        edges = coalesce(edge_index.flip(0), num_nodes=num_nodes)
-        if edges.size(1) != edge_index.size(1):
-            return edge_index
-        if self.prepared == "egos":
-            return source_egos(edge_index, num_nodes)
-        if self.prepared == "matrix without loops":
-            edges, _ = remove_self_loops(edges)
-        return adjacency_matrix(edges, num_nodes)
+        """The graph in the fastest form that the convolutions take, see :func:`prepared_graph`."""
+        return prepared_graph(self.prepared, edge_index, num_nodes)
 
     def _drop(self, h: Tensor) -> Tensor:
         return functional.dropout(h, self.dropout, self.training)
@@ -197,9 +182,9 @@ def linkx(
     num_edge_layers: int = 1,
     num_node_layers: int = 1,
     dropout: float = 0.0,
-) -> LINKX:
+) -> KeptLINKX:
     """PyG's ``LINKX``, bound to a graph of ``num_nodes`` nodes."""
-    return LINKX(
+    return KeptLINKX(
         num_nodes,
         in_channels,
         hidden_channels,

@@ -20,6 +20,22 @@ from dcgnn.nn.topology import Topology, as_topology
 from dcgnn_kernels import EgoGraph
 
 
+class _MemberSums(torch.autograd.Function):
+    """The sum of the rows of every ego's members; ``embedding_bag``'s own backward sorts them every time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, member: Tensor, rowptr: Tensor, ego: Tensor, colptr: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(ego, colptr)
+        return functional.embedding_bag(member, rows, rowptr[:-1], mode="sum")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        ego, colptr = ctx.saved_tensors
+        return functional.embedding_bag(ego, grad, colptr[:-1], mode="sum"), None, None, None, None
+
+
 class AdjacencyEmbedding(torch.nn.Module):
     r"""A linear map of a node's adjacency row, :math:`(A W)_i = \sum_{j \to i} W_j`, as in LINKX.
 
@@ -43,7 +59,7 @@ class AdjacencyEmbedding(torch.nn.Module):
                 f"num_nodes = {self.weight.size(0)}"
             )
         # The bags are whole egos; taking the node's own row off leaves its neighbours.
-        bags = functional.embedding_bag(graph.member, self.weight, graph.rowptr[:-1], mode="sum")
+        bags = _MemberSums.apply(self.weight, graph.member, graph.rowptr, graph.ego, graph.colptr)
         return bags - self.weight + self.bias
 
 

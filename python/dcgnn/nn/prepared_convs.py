@@ -1,7 +1,7 @@
-"""PyG's convolutions on graphs that are prepared once, without the work that every step would repeat.
+"""PyG's convolutions and LINKX on graphs that are prepared once, without what every step would repeat.
 
-PyTorch's product with a sparse matrix sorts the edges anew in every backward, to transpose the matrix, and
-``GATConv`` keeps a message for every edge. Both cost several times what the sums themselves do.
+PyTorch's product with a sparse matrix sorts the edges anew in every backward, to transpose the matrix; over
+``edge_index`` PyG keeps a message for every edge. Both cost several times what the sums themselves do.
 """
 
 from __future__ import annotations
@@ -14,12 +14,37 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
+from torch_geometric.nn import LINKX, GATConv, GCNConv, GINConv, Linear, SAGEConv
 from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn.models.linkx import SparseLinear
 from torch_geometric.typing import Adj, OptPairTensor
-from torch_geometric.utils import to_torch_csr_tensor
+from torch_geometric.utils import coalesce, remove_self_loops, to_torch_csr_tensor
 
+from dcgnn.nn.sparse_input import dropout_linear
 from dcgnn_kernels import EgoGraph, cluster_scatter
+
+
+def prepared_graph(form: str | None, edge_index: Tensor, num_nodes: int) -> Any:
+    """The graph in a form that gives the same results up to rounding, without a message for every edge.
+
+    Parallel edges, which the forms would join, stay in ``edge_index``.
+
+    Args:
+        form: ``"matrix"``: :func:`adjacency_matrix`; ``"matrix without loops"``, for what adds its own;
+            ``"egos"``: :func:`source_egos`; None: ``edge_index`` as it is.
+        edge_index: ``[2, E]``.
+        num_nodes: Number of nodes.
+    """
+    if form is None or edge_index.size(1) == 0:
+        return edge_index
+    edges = coalesce(edge_index.flip(0), num_nodes=num_nodes)
+    if edges.size(1) != edge_index.size(1):
+        return edge_index
+    if form == "egos":
+        return source_egos(edge_index, num_nodes)
+    if form == "matrix without loops":
+        edges, _ = remove_self_loops(edges)
+    return adjacency_matrix(edges, num_nodes)
 
 
 def adjacency_matrix(target_and_source: Tensor, num_nodes: int) -> Tensor:
@@ -77,6 +102,40 @@ class KeptGINConv(_KeptTranspose, GINConv):
 
     def message_and_aggregate(self, adj_t: Adj, x: OptPairTensor) -> Tensor:
         return self._product(adj_t, x[0])
+
+
+class _KeptSparseLinear(_KeptTranspose, SparseLinear):
+    """``SparseLinear``: the adjacency matrix times a weight."""
+
+    def message_and_aggregate(self, adj_t: Adj, weight: Tensor) -> Tensor:
+        return self._product(adj_t, weight)
+
+
+class _SparseInputLinear(Linear):
+    """``Linear`` that leaves out the zeros of bags of words."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout_linear(x, self.weight, self.bias, 0.0, self.training)
+
+
+class KeptLINKX(LINKX):
+    """``LINKX``; a graph is given as :func:`adjacency_matrix`, or as ``edge_index``."""
+
+    edge_lin: SparseLinear
+
+    def __init__(self, num_nodes: int, in_channels: int, hidden_channels: int, *arguments: Any) -> None:
+        super().__init__(num_nodes, in_channels, hidden_channels, *arguments)
+        first = self.node_mlp.lins[0]
+        with torch.random.fork_rng(devices=[]):  # the weights are those that LINKX drew
+            edge_lin = _KeptSparseLinear(num_nodes, hidden_channels)
+            node_lin = _SparseInputLinear(in_channels, hidden_channels)
+        for ours, theirs in ((edge_lin, self.edge_lin), (node_lin, first)):
+            ours.load_state_dict(theirs.state_dict())
+        self.edge_lin, self.node_mlp.lins[0] = edge_lin, node_lin
+
+    def graph_of(self, edge_index: Tensor, num_nodes: int) -> Any:
+        """The graph in the fastest form that the model takes, see :func:`prepared_graph`."""
+        return prepared_graph("matrix", edge_index, num_nodes)
 
 
 class SlotGATConv(GATConv):
