@@ -11,11 +11,11 @@ from torch_geometric.nn import MLP
 
 from dcgnn.nn.messages import NodeBlock, check_period, repeat
 from dcgnn.nn.prepared_convs import (
-    KeptGCNConv,
-    KeptGINConv,
-    KeptLINKX,
-    KeptSAGEConv,
-    SlotGATConv,
+    PreparedGATConv,
+    PreparedGCNConv,
+    PreparedGINConv,
+    PreparedLINKX,
+    PreparedSAGEConv,
     prepared_graph,
 )
 from dcgnn.nn.sparse_input import dropout_linear
@@ -102,11 +102,11 @@ def gcn(
     a model serves one graph; ``cached=False`` is for batches.
     """
     return ConvNet(
-        lambda channels: KeptGCNConv(channels, channels, cached=cached),
+        lambda channels: PreparedGCNConv(channels, cached),
         in_channels,
         hidden_channels,
         out_channels,
-        prepared="matrix without loops",
+        prepared="gcn",
         **options,  # type: ignore[arg-type]
     )
 
@@ -118,7 +118,7 @@ def gat(
     if hidden_channels % heads:
         raise ValueError(f"hidden_channels ({hidden_channels}) must be a multiple of heads ({heads})")
     return ConvNet(
-        lambda channels: SlotGATConv(channels, heads),
+        lambda channels: PreparedGATConv(channels, heads),
         in_channels,
         hidden_channels,
         out_channels,
@@ -152,11 +152,11 @@ def mlp(in_channels: int, hidden_channels: int, out_channels: int, **options: ob
 def sage(in_channels: int, hidden_channels: int, out_channels: int, **options: object) -> ConvNet:
     """:class:`ConvNet` of PyG's ``SAGEConv`` (mean of the neighbours beside the node itself)."""
     return ConvNet(
-        lambda channels: KeptSAGEConv(channels, channels),
+        lambda channels: PreparedSAGEConv(channels),
         in_channels,
         hidden_channels,
         out_channels,
-        prepared="matrix",
+        prepared="mean",
         **options,  # type: ignore[arg-type]
     )
 
@@ -164,11 +164,11 @@ def sage(in_channels: int, hidden_channels: int, out_channels: int, **options: o
 def gin(in_channels: int, hidden_channels: int, out_channels: int, **options: object) -> ConvNet:
     """:class:`ConvNet` of PyG's ``GINConv`` with two linear maps a layer."""
     return ConvNet(
-        lambda channels: KeptGINConv(MLP([channels, channels, channels], norm=None), train_eps=True),
+        lambda channels: PreparedGINConv(MLP([channels, channels, channels], norm=None)),
         in_channels,
         hidden_channels,
         out_channels,
-        prepared="matrix",
+        prepared="sum",
         **options,  # type: ignore[arg-type]
     )
 
@@ -182,9 +182,9 @@ def linkx(
     num_edge_layers: int = 1,
     num_node_layers: int = 1,
     dropout: float = 0.0,
-) -> KeptLINKX:
+) -> PreparedLINKX:
     """PyG's ``LINKX``, bound to a graph of ``num_nodes`` nodes."""
-    return KeptLINKX(
+    return PreparedLINKX(
         num_nodes,
         in_channels,
         hidden_channels,

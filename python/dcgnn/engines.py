@@ -21,7 +21,7 @@ from dcgnn.distributed import launch
 from dcgnn.losses import orthogonality_loss, training_loss
 from dcgnn.metrics import area_under_roc, check_scorable, margins, score
 from dcgnn.nn.model import DCGNN
-from dcgnn.nn.prepared_convs import KeptLINKX
+from dcgnn.nn.prepared_convs import PreparedLINKX
 from dcgnn.nn.topology import as_topology
 from dcgnn.partition import make_part, owners
 from dcgnn_kernels import EgoGraph
@@ -81,7 +81,7 @@ class FullBatch:
             graph = self.data.edge_index
             if isinstance(model, DCGNN):
                 graph = EgoGraph.from_edge_index(graph, data.num_nodes)
-            elif isinstance(model, ConvNet | KeptLINKX):
+            elif isinstance(model, ConvNet | PreparedLINKX):
                 graph = model.graph_of(graph, data.num_nodes)
         self.graph = graph
 

@@ -20,7 +20,7 @@ from dcgnn.bench import formulas
 from dcgnn.bench.problem import NUM_CLASSES, Problem, Settings, ego_graph
 from dcgnn.nn.conv import DCConv
 from dcgnn.nn.model import DCGNN
-from dcgnn.nn.prepared_convs import KeptGCNConv
+from dcgnn.nn.prepared_convs import PreparedGCNConv, prepared_graph
 from dcgnn_kernels import fallback
 from dcgnn_kernels.backends import OPS
 
@@ -162,6 +162,10 @@ def _csr(problem: Problem) -> Tensor:
     return torch.sparse_coo_tensor(edges.flip(0), weight, size).coalesce().to_sparse_csr()
 
 
+def _prepared(problem: Problem) -> Any:
+    return prepared_graph("gcn", problem.edge_index, problem.num_nodes)
+
+
 def _edge_index(problem: Problem) -> tuple[EdgeIndex, Tensor]:
     """Sorted by target, so that PyG sums segments instead of scattering."""
     edges, weight = _normalised(problem)
@@ -250,7 +254,8 @@ GCN_CSR = Case(
 GCN_KEPT = replace(
     GCN_CSR,
     name="GCNConv(kept transpose)",
-    make_layer=lambda s: KeptGCNConv(s.channels, s.channels, normalize=False),
+    make_layer=lambda s: PreparedGCNConv(s.channels),
+    make_graph=_prepared,
     working_floats=lambda p: 2.0 * _sparse_floats(p),
 )
 GCN_EDGE_INDEX = Case(

@@ -7,18 +7,14 @@ PyTorch's product with a sparse matrix sorts the edges anew in every backward, t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import LINKX, GATConv, GCNConv, GINConv, Linear, SAGEConv
-from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.nn.models.linkx import SparseLinear
-from torch_geometric.typing import Adj, OptPairTensor
-from torch_geometric.utils import coalesce, remove_self_loops, to_torch_csr_tensor
+from torch_geometric.utils import add_remaining_self_loops, coalesce, scatter
 
 from dcgnn.nn.sparse_input import dropout_linear
 from dcgnn_kernels import EgoGraph, cluster_scatter
@@ -30,27 +26,58 @@ def prepared_graph(form: str | None, edge_index: Tensor, num_nodes: int) -> Any:
     Parallel edges, which the forms would join, stay in ``edge_index``.
 
     Args:
-        form: ``"matrix"``: :func:`adjacency_matrix`; ``"matrix without loops"``, for what adds its own;
-            ``"egos"``: :func:`source_egos`; None: ``edge_index`` as it is.
+        form: ``"sum"`` or ``"mean"`` over the neighbours, or ``"gcn"``, with GCN's weights and self-loops:
+            :class:`PreparedMatrix`; ``"egos"``: :func:`source_egos`; None: ``edge_index`` as it is.
         edge_index: ``[2, E]``.
         num_nodes: Number of nodes.
     """
     if form is None or edge_index.size(1) == 0:
         return edge_index
-    edges = coalesce(edge_index.flip(0), num_nodes=num_nodes)
-    if edges.size(1) != edge_index.size(1):
+    if coalesce(edge_index, num_nodes=num_nodes).size(1) != edge_index.size(1):
         return edge_index
-    if form == "egos":
-        return source_egos(edge_index, num_nodes)
-    if form == "matrix without loops":
-        edges, _ = remove_self_loops(edges)
-    return adjacency_matrix(edges, num_nodes)
+    return (
+        source_egos(edge_index, num_nodes) if form == "egos" else PreparedMatrix(form, edge_index, num_nodes)
+    )
 
 
-def adjacency_matrix(target_and_source: Tensor, num_nodes: int) -> Tensor:
-    """The CSR matrix ``[N, N]`` with a row for every target, from sorted edges without parallel ones."""
-    with _without_beta_warnings():
-        return to_torch_csr_tensor(target_and_source, size=(num_nodes, num_nodes), is_coalesced=True)
+class PreparedMatrix:
+    r"""A constant sparse matrix :math:`A`, an entry :math:`a_{ij}` for every edge :math:`j \to i`, and its
+    transpose.
+
+    Weights are computed in float64 and converted once for a product in float32. Half precision is multiplied
+    in float32, since the CPU has no sparse products for it.
+
+    Args:
+        form: ``"sum"``: :math:`a_{ij} = 1`; ``"mean"``: :math:`1 / d_i`, with :math:`d_i` the edges into
+            :math:`i`; ``"gcn"``: with self-loops, :math:`1 / \sqrt{d_i d_j}`.
+        edge_index: ``[2, E]``, without parallel edges.
+        num_nodes: Number of nodes.
+    """
+
+    def __init__(self, form: str, edge_index: Tensor, num_nodes: int) -> None:
+        if form == "gcn":
+            edge_index, _ = add_remaining_self_loops(edge_index, num_nodes=num_nodes)
+        source, target = edge_index
+        degree = scatter(torch.ones_like(target), target, dim_size=num_nodes, reduce="sum").double()
+        weight = torch.ones(target.numel(), dtype=torch.float64, device=target.device)
+        if form == "mean":
+            weight = 1 / degree[target]
+        elif form == "gcn":
+            weight = (degree[target] * degree[source]).rsqrt()
+        elif form != "sum":
+            raise ValueError(f"form must be sum, mean or gcn, got {form!r}")
+        size = num_nodes, num_nodes
+        self._pairs = {
+            torch.float64: (_csr(target, source, weight, size), _csr(source, target, weight, size))
+        }
+
+    def product(self, rows: Tensor) -> Tensor:
+        """:math:`A` times ``rows`` ``[N, F]``."""
+        dtype = torch.promote_types(rows.dtype, torch.float32)
+        if dtype not in self._pairs:
+            matrix, transpose = self._pairs[torch.float64]
+            self._pairs[dtype] = matrix.to(dtype), transpose.to(dtype)
+        return _Product.apply(rows.to(dtype), *self._pairs[dtype]).to(rows.dtype)
 
 
 class _Product(torch.autograd.Function):
@@ -59,56 +86,68 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
         ctx.transpose = transpose
-        return matrix @ rows
+        return _times(matrix, rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.transpose @ grad, None, None
+        return _times(ctx.transpose, grad), None, None
 
 
-class _KeptTranspose(MessagePassing):
-    """Sums or means over the neighbours by a sparse matrix whose transpose is made once."""
-
-    _kept: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def _product(self, matrix: Tensor, rows: Tensor) -> Tensor:
-        kept = self._kept
-        if kept is None or kept[0] is not matrix or kept[1].dtype != rows.dtype:
-            scaled = _scaled(matrix.to(rows.dtype), self.aggr == "mean")
-            self._kept = kept = (matrix, scaled, _transposed(scaled))
-        return _Product.apply(rows, kept[1], kept[2])
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy keeps nothing: torch cannot copy sparse matrices yet."""
-        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+def _times(matrix: Tensor, rows: Tensor) -> Tensor:
+    with torch.autocast(rows.device.type, enabled=False):
+        return matrix @ rows
 
 
-class KeptGCNConv(_KeptTranspose, GCNConv):
-    """``GCNConv``; a graph is given as :func:`adjacency_matrix` without self-loops, or as ``edge_index``."""
-
-    def message_and_aggregate(self, adj_t: Adj, x: Tensor) -> Tensor:
-        return self._product(adj_t, x)
-
-
-class KeptSAGEConv(_KeptTranspose, SAGEConv):
-    """``SAGEConv``; a graph is given as :func:`adjacency_matrix`, or as ``edge_index``."""
-
-    def message_and_aggregate(self, adj_t: Adj, x: OptPairTensor) -> Tensor:
-        return self._product(adj_t, x[0])
+def _csr(row: Tensor, column: Tensor, value: Tensor, size: tuple[int, int]) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly")
+        return torch.sparse_coo_tensor(torch.stack([row, column]), value, size).to_sparse_csr()
 
 
-class KeptGINConv(_KeptTranspose, GINConv):
-    """``GINConv``; a graph is given as :func:`adjacency_matrix`, or as ``edge_index``."""
+class PreparedGCNConv(GCNConv):
+    """``GCNConv``; a graph is given as :class:`PreparedMatrix` ``"gcn"``, or as ``edge_index``."""
 
-    def message_and_aggregate(self, adj_t: Adj, x: OptPairTensor) -> Tensor:
-        return self._product(adj_t, x[0])
+    def __init__(self, channels: int, cached: bool = False) -> None:
+        super().__init__(channels, channels, cached=cached)
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        if not isinstance(graph, PreparedMatrix):
+            return super().forward(x, graph)
+        return graph.product(self.lin(x)) + self.bias
 
 
-class _KeptSparseLinear(_KeptTranspose, SparseLinear):
-    """``SparseLinear``: the adjacency matrix times a weight."""
+class PreparedSAGEConv(SAGEConv):
+    """``SAGEConv``; a graph is given as :class:`PreparedMatrix` ``"mean"``, or as ``edge_index``."""
 
-    def message_and_aggregate(self, adj_t: Adj, weight: Tensor) -> Tensor:
-        return self._product(adj_t, weight)
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels)
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        if not isinstance(graph, PreparedMatrix):
+            return super().forward(x, graph)
+        return self.lin_l(graph.product(x)) + self.lin_r(x)
+
+
+class PreparedGINConv(GINConv):
+    """``GINConv``; a graph is given as :class:`PreparedMatrix` ``"sum"``, or as ``edge_index``."""
+
+    def __init__(self, maps: nn.Module) -> None:
+        super().__init__(maps, train_eps=True)
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        if not isinstance(graph, PreparedMatrix):
+            return super().forward(x, graph)
+        return self.nn(graph.product(x) + (1 + self.eps) * x)
+
+
+class _PreparedSparseLinear(SparseLinear):
+    """``SparseLinear``, the adjacency matrix times a weight; likewise with ``"sum"``."""
+
+    def forward(self, graph: Any, edge_weight: Tensor | None = None) -> Tensor:
+        if not isinstance(graph, PreparedMatrix):
+            return super().forward(graph, edge_weight)
+        return graph.product(self.weight) + self.bias
 
 
 class _SparseInputLinear(Linear):
@@ -118,16 +157,18 @@ class _SparseInputLinear(Linear):
         return dropout_linear(x, self.weight, self.bias, 0.0, self.training)
 
 
-class KeptLINKX(LINKX):
-    """``LINKX``; a graph is given as :func:`adjacency_matrix`, or as ``edge_index``."""
+class PreparedLINKX(LINKX):
+    """``LINKX``; a graph is given as :class:`PreparedMatrix` ``"sum"``, or as ``edge_index``."""
 
     edge_lin: SparseLinear
 
-    def __init__(self, num_nodes: int, in_channels: int, hidden_channels: int, *arguments: Any) -> None:
-        super().__init__(num_nodes, in_channels, hidden_channels, *arguments)
+    def __init__(
+        self, num_nodes: int, in_channels: int, hidden_channels: int, *sizes: Any, **more: Any
+    ) -> None:
+        super().__init__(num_nodes, in_channels, hidden_channels, *sizes, **more)
         first = self.node_mlp.lins[0]
         with torch.random.fork_rng(devices=[]):  # the weights are those that LINKX drew
-            edge_lin = _KeptSparseLinear(num_nodes, hidden_channels)
+            edge_lin = _PreparedSparseLinear(num_nodes, hidden_channels)
             node_lin = _SparseInputLinear(in_channels, hidden_channels)
         for ours, theirs in ((edge_lin, self.edge_lin), (node_lin, first)):
             ours.load_state_dict(theirs.state_dict())
@@ -135,10 +176,10 @@ class KeptLINKX(LINKX):
 
     def graph_of(self, edge_index: Tensor, num_nodes: int) -> Any:
         """The graph in the fastest form that the model takes, see :func:`prepared_graph`."""
-        return prepared_graph("matrix", edge_index, num_nodes)
+        return prepared_graph("sum", edge_index, num_nodes)
 
 
-class SlotGATConv(GATConv):
+class PreparedGATConv(GATConv):
     r"""``GATConv``; a graph is given as :func:`source_egos`, or as ``edge_index``.
 
     With :math:`e_{ij} = \mathrm{LeakyReLU}(a_s \cdot v_j + a_t \cdot v_i)` for every edge :math:`j \to i`,
@@ -177,30 +218,3 @@ class SlotGATConv(GATConv):
 def source_egos(edge_index: Tensor, num_nodes: int) -> EgoGraph:
     """The egos whose members are a node and the targets of its edges, for :class:`SlotGATConv`."""
     return EgoGraph.from_edge_index(edge_index.flip(0), num_nodes)
-
-
-def _scaled(matrix: Tensor, mean: bool) -> Tensor:
-    """The matrix, or each row divided by its number of entries."""
-    if not mean:
-        return matrix
-    counts = matrix.crow_indices().diff()
-    values = matrix.values() / counts.repeat_interleave(counts)
-    with _without_beta_warnings():
-        return torch.sparse_csr_tensor(matrix.crow_indices(), matrix.col_indices(), values, matrix.shape)
-
-
-def _transposed(matrix: Tensor) -> Tensor:
-    with _without_beta_warnings():
-        by_column = matrix.to_sparse_csc()
-        return torch.sparse_csr_tensor(
-            by_column.ccol_indices(), by_column.row_indices(), by_column.values(), matrix.shape[::-1]
-        )
-
-
-@contextmanager
-def _without_beta_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        for layout in ("CSR", "CSC"):
-            warnings.filterwarnings("ignore", message=f"Sparse {layout} tensor support is in beta")
-        warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly")
-        yield
