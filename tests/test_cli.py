@@ -222,6 +222,7 @@ def test_resume_refuses_another_run(capsys):
         ([*QUICK, "--seeds", "0"], "--seeds must be positive"),
         ([*QUICK, "--checkpoint-every", "-1"], "--checkpoint-every must not be negative"),
         ([*QUICK, "--split", "1-0"], "the range 1-0 is empty"),
+        ([*QUICK, "--split", "0-99999999999"], "--split: the range 0-99999999999 has more than"),
         ([*QUICK, "--split", "first"], "--split wants 0, 0-9, 0,3,5 or all"),
         ([*QUICK, "--device", "abacus"], "--device abacus cannot be used"),
         ([*QUICK, "--json", "."], "is a folder, a file is wanted"),

@@ -1018,6 +1018,7 @@ def test_bad_model_arguments_are_named() -> None:
         DCGNN(3, 4, 2, 2, num_layers=0)
     with pytest.raises(ValueError, match="dropout"):
         DCGNN(3, 4, 2, 2, dropout=1.5)
+    DCGNN(3, 4, 2, 2, adjacency_embedding=True, num_nodes=0)
     model = DCGNN(3, 4, 2, 2, adjacency_embedding=True, num_nodes=5)
     with pytest.raises(ValueError, match="num_nodes"):
         model(features(7, 3, dtype=torch.float32), edge_tensor([(0, 1)]))

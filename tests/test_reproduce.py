@@ -140,6 +140,22 @@ def test_several_seeds_are_averaged_split_by_split(tmp_path, data_root):
     assert main(["reproduce", "classification", "--seeds", "0", "--quiet"]) == 2
 
 
+def test_a_seed_shows_and_what_a_result_replaces(data_root, tmp_path, capsys):
+    command = ["reproduce", "classification", "--data-root", str(data_root), "--datasets", "minesweeper"]
+    command += ["--out", str(tmp_path), "--epochs", "1", "--quiet", "--split", "0"]
+    assert main([*command, "--models", "mlp,gcn"]) == 0
+    assert "over splits 0, seed 0;" in capsys.readouterr().out
+    assert main([*command, "--models", "mlp", "--seed", "5"]) == 0
+    out = capsys.readouterr().out
+    assert "over splits 0, seed 5;" in out
+    before = "minesweeper; models mlp, gcn; splits 0; at most 1 epochs"
+    assert f"This replaces the result for {before}; its runs are kept" in out
+    assert main([*command, "--models", "mlp", "--seed", "5"]) == 0
+    assert "replaces" not in capsys.readouterr().out
+    assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
+    assert "models mlp; splits 0; seeds 5;" in capsys.readouterr().out
+
+
 def test_equal_variants_do_not_pass(tmp_path, data_root, monkeypatch):
     """The paper's choice passes alone where it is better than every other."""
 
@@ -225,7 +241,7 @@ def test_random_splits_are_as_many_as_one_likes(tmp_path):
     here = context(tmp_path, tmp_path, datasets=["amherst41"], models=["mlp"], splits=splits)
     outcome = reproduce("classification", here)
     assert len(outcome.data["results"]["amherst41"]["mlp"]["splits"]) == 12
-    assert "over splits 4 to 15;" in outcome.notes[0]
+    assert "over splits 4 to 15, seed 0;" in outcome.notes[0]
     assert "splits 4 to 15" in state_of(EXPERIMENTS["classification"], here)
 
 

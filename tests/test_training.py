@@ -303,6 +303,15 @@ def test_after_every_epoch_a_caller_sees_the_best_and_may_end_training(data):
     assert seen == [(epoch, max(metrics[:epoch])) for epoch in range(1, 5)]
 
 
+def test_a_request_to_stop_comes_before_what_a_caller_raises(data):
+    def after_epoch(epoch, best):
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("not this")
+
+    with pytest.raises(TrainingInterrupted):
+        train(make_model(), data, TrainConfig(epochs=9), after_epoch=after_epoch)
+
+
 def test_scores(data):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(50, 2, generator=generator)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -187,6 +189,45 @@ def test_an_interrupted_trial_does_not_count(splits, tmp_path, monkeypatch):
     # Its settings are tried after the first ones that were waiting.
     assert tune(splits, "mlp", trials=12, budget=QUICK, storage=journal).trials == 12
     assert any(lost.items() <= {**run.options, **run.training}.items() for run in runs)
+
+
+def test_a_killed_trial_is_tried_again(splits, tmp_path, monkeypatch):
+    """Only where its process is known to have ended: another one's goes on."""
+    journal = tmp_path / "journal.log"
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    here = tuning._this_process()
+    owners = iter(
+        [
+            [here[0], ended.pid, 0.0],
+            [here[0], here[1], here[2] - 60],
+            here,
+            ["another-machine", ended.pid, 0.0],
+        ]
+    )
+    original = Recipe.run
+    monkeypatch.setattr(tuning, "_this_process", lambda: next(owners))
+
+    def killed(self, data, seed=0, **_):
+        raise SystemExit  # passes through Optuna as a kill does
+
+    monkeypatch.setattr(Recipe, "run", killed)
+    begun = []
+    for _ in range(4):
+        with pytest.raises(SystemExit):
+            tune(splits[:1], "mlp", trials=9, budget=QUICK, storage=journal)
+    monkeypatch.setattr(tuning, "_this_process", lambda: here)
+
+    def recorded(self, *arguments, **options):
+        begun.append({**self.options, **self.training})
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(Recipe, "run", recorded)
+    waiting = first_trials(splits[0].name, "mlp", splits[0].num_classes, QUICK)
+    found = tune(splits[:1], "mlp", trials=len(waiting), budget=QUICK, storage=journal)
+    assert found.trials == len(begun) == len(waiting)
+    tried = [[point.items() <= run.items() for run in begun].count(True) for point in waiting]
+    assert tried[:4] == [1, 1, 0, 0], "the first two are known to be lost"
 
 
 def test_a_journal_that_ends_within_a_line_is_left_alone(splits, tmp_path):

@@ -97,7 +97,7 @@ class TrainConfig:
                 raise ValueError(f"{name} must not be negative, got {value}")
 
     def lr_of(self, epoch: int) -> float:
-        """The learning rate of an epoch; the first one is 0."""
+        """The learning rate of an epoch, counted from 0."""
         if self.lr_schedule == "constant":
             return self.lr
         return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
@@ -240,7 +240,11 @@ def train(
                 refresh=False,
             )
             if after_epoch is not None:
-                after_epoch(run.epoch, run.best_metric)
+                try:
+                    after_epoch(run.epoch, run.best_metric)
+                except Exception:
+                    if not stop.is_set():  # else who asked to stop is told so
+                        raise
             if launch.any_rank(stop.is_set(), run.engine.device):
                 save()
                 launch.any_rank(False, run.engine.device)  # the file is there before any rank says so

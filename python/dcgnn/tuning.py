@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import platform
 import random
 import statistics
 import time
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from tqdm import tqdm
 
 from dcgnn.data import GraphData
@@ -125,6 +127,9 @@ _UNNAMED: dict[str, Any] = {
 
 #: Marks trials that Ctrl-C ended.
 _INTERRUPTED = "interrupted"
+
+#: Says which process runs a trial.
+_OWNER = "owner"
 
 #: How many settings a step of the search changes, drawn from these.
 _CHANGES = (1, 1, 2, 2, 3, 4)
@@ -311,6 +316,7 @@ def tune(
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"storage {storage} is not a journal of Optuna ({error})") from error
+        _retry_lost(study)
         done = len(_ended(study))
         # Another seed for the continuation: the same one would draw the first trials once more.
         study.sampler = optuna.samplers.TPESampler(seed=seed + done, n_startup_trials=10)
@@ -339,6 +345,7 @@ def tune(
                     return
 
         def objective(trial: optuna.Trial) -> float:
+            trial.set_user_attr(_OWNER, _this_process())
             chosen = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
             recipe = recipe_of(model, chosen, splits[0].num_classes, budget)
             try:
@@ -479,9 +486,50 @@ def _validations(recipe: Recipe, splits: Sequence[GraphData], seed: int, **argum
 
 def _ended(study: optuna.Study) -> list[Any]:
     """The trials that count."""
+    finished = [trial for trial in study.trials if trial.state.is_finished()]
+    marks = study.user_attrs
     return [
-        trial for trial in study.trials if trial.state.is_finished() and _INTERRUPTED not in trial.user_attrs
+        trial
+        for trial in finished
+        if _INTERRUPTED not in trial.user_attrs and _lost(trial.number) not in marks
     ]
+
+
+def _retry_lost(study: optuna.Study) -> None:
+    """Try the settings again of trials whose process was killed: they would seem to run for ever."""
+    import optuna
+
+    for trial in study.trials:
+        if trial.state.name != "RUNNING" or not _is_gone(trial.user_attrs.get(_OWNER)):
+            continue
+        try:
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        except ValueError:  # another process on this journal was faster
+            continue
+        study.set_user_attr(_lost(trial.number), True)
+        study.enqueue_trial(trial.params)
+
+
+def _lost(number: int) -> str:
+    """The attribute of a study that marks a trial whose process was killed."""
+    return f"trial {number}, lost"
+
+
+def _this_process() -> list[Any]:
+    """Machine, number and start of this process: numbers alone come again."""
+    process = psutil.Process()
+    return [platform.node(), process.pid, process.create_time()]
+
+
+def _is_gone(owner: Sequence[Any] | None) -> bool:
+    """Whether it is known that a process has ended; of another machine's it is not."""
+    if owner is None or owner[0] != platform.node():
+        return False
+    try:
+        process = psutil.Process(owner[1])
+        return abs(process.create_time() - owner[2]) > 1 or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _complete(study: optuna.Study) -> bool:

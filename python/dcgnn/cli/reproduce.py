@@ -10,7 +10,7 @@ from dcgnn.cli.info import environment
 from dcgnn.cli.table import format_table
 from dcgnn.cli.train import parse_splits
 from dcgnn.data import DATA_ROOT_VARIABLE
-from dcgnn.reproduce import EXPERIMENTS, Context, experiment_of, reproduce, state_of
+from dcgnn.reproduce import EXPERIMENTS, Context, covered_by, experiment_of, reproduce, state_of
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if arguments.name is None:
         raise ValueError(f"NAME is wanted: {', '.join(EXPERIMENTS)}; or --list")
-    takes = experiment_of(arguments.name).takes
+    experiment = experiment_of(arguments.name)
+    takes = experiment.takes
     if context.seeds < 1:
         raise ValueError(f"--seeds must be positive, got {context.seeds}")
     if context.epochs is not None and context.epochs < 1:
@@ -75,6 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
         if getattr(arguments, option) is not None and option not in takes:
             raise ValueError(f"--{option}: {arguments.name} does not take it")
     keep_freed_memory()
+    before = covered_by(experiment, context)
     outcome = reproduce(arguments.name, context, environment())
     print(format_table(outcome.header, outcome.rows))
     for note in outcome.notes:
@@ -82,6 +84,8 @@ def run(arguments: argparse.Namespace) -> None:
     for subject, verdict in outcome.verdicts.items():
         print(f"{subject}: {verdict}")
     folder = context.out / arguments.name
+    if before and before != covered_by(experiment, context):
+        print(f"This replaces the result for {before}; its runs are kept, its command makes it again")
     print(f"results: {folder / 'result.json'}, {folder / 'figure.png'}")
 
 

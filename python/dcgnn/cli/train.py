@@ -28,6 +28,9 @@ from dcgnn.presets import load_preset, recipe_for
 from dcgnn.recipe import MODELS, build_model
 from dcgnn.training import TrainingInterrupted, TrainResult, train
 
+#: More than that is a slip of the finger, and would not fit into memory.
+_MOST_SPLITS = 100_000
+
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -258,6 +261,8 @@ def parse_splits(text: str, available: int, option: str = "--split") -> list[int
         last = int(match[2]) if match[2] else first
         if last < first:
             raise ValueError(f"{option}: the range {part.strip()} is empty")
+        if last - first >= _MOST_SPLITS:
+            raise ValueError(f"{option}: the range {part.strip()} has more than {_MOST_SPLITS} numbers")
         splits.extend(range(first, last + 1))
     return list(dict.fromkeys(splits))
 

@@ -90,6 +90,10 @@ def run(arguments: argparse.Namespace) -> None:
     """Search, then print the settings and write them where asked."""
     if arguments.model not in MODELS:
         raise ValueError(f"--model must be one of {', '.join(MODELS)}, got {arguments.model!r}")
+    if arguments.minutes is not None and not arguments.minutes > 0:
+        raise ValueError(f"--minutes must be positive, got {arguments.minutes:g}")
+    if arguments.seed < 0:
+        raise ValueError(f"--seed must not be negative, got {arguments.seed}")
     indices = parse_splits(arguments.split, num_splits(arguments.graph))
     splits = [load_graph(arguments.graph, data_root=arguments.data_root, split=index) for index in indices]
     name = splits[0].name
@@ -110,9 +114,10 @@ def run(arguments: argparse.Namespace) -> None:
         progress=not arguments.quiet,
     )
     print(json.dumps(found.recipe.to_dict(), indent=2))
+    seeds = ("seeds " if len(found.seeds) > 1 else "seed ") + ", ".join(map(str, found.seeds))
     print(
         f"{name}: validation {splits[0].metric} {100 * found.validation:.2f} over splits {arguments.split} "
-        f"and seeds {', '.join(map(str, found.seeds))}, best of {found.trials} trials "
+        f"and {seeds}, best of {found.trials} trials "
         f"({found.pruned} given up early); journal: {storage}"
     )
     if arguments.write:

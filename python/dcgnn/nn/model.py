@@ -49,7 +49,7 @@ class AdjacencyEmbedding(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        kaiming_uniform(self.weight, fan=self.weight.size(0), a=math.sqrt(5))
+        kaiming_uniform(self.weight, fan=max(1, self.weight.size(0)), a=math.sqrt(5))
         zeros(self.bias)
 
     def forward(self, graph: EgoGraph) -> Tensor:

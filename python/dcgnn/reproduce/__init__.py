@@ -24,7 +24,16 @@ from dcgnn.reproduce import (
 )
 from dcgnn.reproduce.experiment import Context, Outcome, has_files, listed, write_json
 
-__all__ = ["Context", "EXPERIMENTS", "Experiment", "Outcome", "experiment_of", "reproduce", "state_of"]
+__all__ = [
+    "Context",
+    "EXPERIMENTS",
+    "Experiment",
+    "Outcome",
+    "covered_by",
+    "experiment_of",
+    "reproduce",
+    "state_of",
+]
 
 
 @dataclass(frozen=True)
@@ -159,6 +168,8 @@ def reproduce(name: str, context: Context, environment: Mapping[str, Any] | None
     started = time.perf_counter()
     outcome = experiment.run(context, name)
     covers: dict[str, Any] = dict(context.covered)
+    if covers.get("seeds") == [0]:
+        del covers["seeds"]  # as the command comes
     if context.epochs is not None and "epochs" in experiment.takes:
         covers["epochs"] = context.epochs
     folder = context.out / name
@@ -206,17 +217,38 @@ def state_of(experiment: Experiment, context: Context) -> str:
     return "available" + (f", {begun} runs kept" if begun else "") + needs
 
 
+def covered_by(experiment: Experiment, context: Context) -> str:
+    """Graphs, models, splits, ... of the last result in words; empty where there is none."""
+    try:
+        return _read(context.out / experiment.name / "result.json")[1]
+    except (OSError, ValueError):
+        return ""
+
+
 def _summary(path: Path) -> str:
     """``done (2 of 3 pass): GRAPHS; splits ...; at most N epochs``."""
+    try:
+        verdicts, covers = _read(path)
+    except ValueError:
+        return f"unreadable: {path}; give the command again"
+    passed = sum(verdict == "pass" for verdict in verdicts)
+    came = f"{passed} of {len(verdicts)} pass" if verdicts else "nothing to compare with"
+    return f"done ({came})" + (f": {covers}" if covers else "")
+
+
+def _read(path: Path) -> tuple[list[str], str]:
+    """The verdicts of a result, and what it covers in words.
+
+    Raises:
+        ValueError: If the file does not hold a result.
+    """
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
         verdicts, covers = list(result["verdicts"].values()), dict(result["covers"])
         most = covers.pop("epochs", None)
         parts = [(f"{key} " if key != "graphs" else "") + listed(values) for key, values in covers.items()]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"unreadable: {path}; give the command again"
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a result ({error})") from error
     if most is not None:
         parts.append(f"at most {most} epochs")
-    passed = sum(verdict == "pass" for verdict in verdicts)
-    came = f"{passed} of {len(verdicts)} pass" if verdicts else "nothing to compare with"
-    return f"done ({came})" + (f": {'; '.join(parts)}" if parts else "")
+    return verdicts, "; ".join(parts)

@@ -29,8 +29,6 @@ def run(context: Context, name: str = "classification") -> Outcome:
     models = context.choose_models(MODELS)
     cells = [(graph, model) for graph in graphs for model in models]
     seeds = list(range(context.seed, context.seed + context.seeds))
-    if len(seeds) > 1:
-        context.covered["seeds"] = seeds
     # Split by split, so that after an interruption every graph and model has its first ones.
     order = [
         (graph, model, split, seed)
@@ -84,7 +82,7 @@ def run(context: Context, name: str = "classification") -> Outcome:
         draw=lambda figure: _draw(figure, data, models, printed),
         notes=[
             f"Test metric in percent, mean ± deviation over splits {listed(context.splits)}"
-            + (f", each the mean over {len(seeds)} seeds; " if len(seeds) > 1 else "; ")
+            + (f", each the mean over seeds {listed(seeds)}; " if len(seeds) > 1 else f", seed {seeds[0]}; ")
             + "the epoch and the settings are chosen on validation. "
             f"Training took {seconds:.0f} seconds in all, runs that were kept from before included.",
             *(

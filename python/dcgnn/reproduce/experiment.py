@@ -172,6 +172,9 @@ class Context:
         """
         recipe = self.shortened(recipe)
         chosen = self.seed if seed is None else seed
+        seeds = self.covered.setdefault("seeds", [])
+        if chosen not in seeds:
+            seeds.append(chosen)
 
         def compute() -> dict[str, Any]:
             _, result = recipe.run(data() if data else self.load(graph, split), chosen)
