@@ -67,6 +67,16 @@ def write_geom_gcn_splits(path: Path, name: str, num_nodes: int) -> None:
         )
 
 
+def write_wisconsin(root) -> None:
+    """Wisconsin with a ring of 12 nodes and a self-loop, below a data root."""
+    raw = folder(root, "wisconsin")
+    lines = [f"{node}\t{node % 2},1,0\t{node % 5}" for node in range(NUM_NODES)]
+    (raw / "out1_node_feature_label.txt").write_text("\n".join(["header", *lines, ""]))
+    edges = [f"{a}\t{b}" for a, b in RING]
+    (raw / "out1_graph_edges.txt").write_text("\n".join(["header", *edges, "3\t3", ""]))
+    write_geom_gcn_splits(raw, "wisconsin", NUM_NODES)
+
+
 def write_facebook(path: Path) -> None:
     adjacency = scipy.sparse.csc_matrix(
         (np.ones(NUM_NODES), (RING[:, 0], RING[:, 1])), shape=(NUM_NODES, NUM_NODES)
@@ -133,12 +143,7 @@ def test_planetoid_uses_the_geom_gcn_splits_and_keeps_features(tmp_path):
 
 
 def test_wisconsin_is_undirected_and_split_at_random(tmp_path):
-    raw = folder(tmp_path, "wisconsin")
-    lines = [f"{node}\t{node % 2},1,0\t{node % 5}" for node in range(NUM_NODES)]
-    (raw / "out1_node_feature_label.txt").write_text("\n".join(["header", *lines, ""]))
-    edges = [f"{a}\t{b}" for a, b in RING]
-    (raw / "out1_graph_edges.txt").write_text("\n".join(["header", *edges, "3\t3", ""]))
-    write_geom_gcn_splits(raw, "wisconsin", NUM_NODES)
+    write_wisconsin(tmp_path)
     data = load_graph("wisconsin", data_root=tmp_path)
     assert data.num_classes == 5
     assert data.num_edges == 2 * NUM_NODES + 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from test_data_real import write_facebook, write_heterophilous
+from test_data_real import write_facebook, write_heterophilous, write_wisconsin
 
 from dcgnn import training
 from dcgnn.cli import main
@@ -154,6 +154,43 @@ def test_a_seed_shows_and_what_a_result_replaces(data_root, tmp_path, capsys):
     assert "replaces" not in capsys.readouterr().out
     assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
     assert "models mlp; splits 0; seeds 5;" in capsys.readouterr().out
+
+
+def test_splits_of_every_kind(tmp_path):
+    write_wisconsin(tmp_path)
+    here = context(tmp_path, tmp_path, models=["dcgnn", "mlp"], splits=[0, 2])
+    outcome = reproduce("splits", here)
+    assert [row[:4] for row in outcome.rows] == [
+        ["wisconsin", "50/25/25", "6 / 3 / 3", "91.67"],
+        ["wisconsin", "60/20/20", "7 / 2 / 3", "91.67"],
+        ["wisconsin", "60/20/20 balanced", "5 / 2 / 5", "91.67"],
+        ["wisconsin", "from files", "4 / 4 / 4", "91.67"],
+    ]
+    assert list(outcome.verdicts) == [f"wisconsin, {row[1]}" for row in outcome.rows]
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "out" / "splits" / "runs").iterdir()]
+    assert len(runs) == 4 * 2 * 2
+    for way, scores in outcome.data["test"].items():
+        for model, values in scores.items():
+            mine = [
+                run
+                for run in runs
+                if run["result"]["graph"] == way and run["settings"]["recipe"]["model"] == model
+            ]
+            kept = {run["result"]["split"]: 100 * run["result"]["test_metric"] for run in mine}
+            assert [kept[0], kept[2]] == values
+    with pytest.raises(ValueError, match="--split: the files of wisconsin have splits 0 to 9"):
+        reproduce("splits", replace(here, splits=[10]))
+
+
+def test_splits_without_split_files(tmp_path):
+    (tmp_path / "penn94").mkdir()
+    write_facebook(tmp_path / "penn94")
+    with pytest.warns(UserWarning, match="its splits are random ones"):
+        outcome = reproduce(
+            "splits", context(tmp_path, tmp_path, datasets=["penn94"], models=["mlp"], splits=[0])
+        )
+    assert [row[1] for row in outcome.rows] == ["50/25/25", "60/20/20", "60/20/20 balanced"]
+    assert not outcome.verdicts
 
 
 def test_equal_variants_do_not_pass(tmp_path, data_root, monkeypatch):

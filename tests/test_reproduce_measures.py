@@ -11,10 +11,12 @@ from torch_geometric.utils import to_undirected
 
 from dcgnn import DCMsgPassing
 from dcgnn.data import load_graph
-from dcgnn.data.graph_data import few_label_split
+from dcgnn.data.graph_data import balanced_split, few_label_split
 from dcgnn.reproduce.ablations import draw_bars
+from dcgnn.reproduce.classification import _threes
 from dcgnn.reproduce.dirichlet import dirichlet_energy
 from dcgnn.reproduce.homophily import class_matrix, edge_homophily
+from dcgnn.reproduce.paper import Printed
 from dcgnn.reproduce.resistance import (
     cluster_laplacian,
     effective_resistance,
@@ -95,6 +97,31 @@ def test_few_label_split():
         few_label_split(y, 0, per_class=21)
     with pytest.raises(ValueError, match="num_val"):
         few_label_split(y, 0)
+
+
+def test_balanced_split():
+    y = torch.tensor([0] * 40 + [1] * 55 + [2] * 5 + [-1] * 7)
+    train, val, test = balanced_split(y, 3, (0.6, 0.2))
+    assert torch.bincount(y[train]).tolist() == [20, 20, 5], "a small class is there as a whole"
+    assert int(val.sum()) == 20
+    assert torch.equal(test, (y >= 0) & ~train & ~val)
+    assert not (train & val).any()
+    assert torch.equal(balanced_split(y, 3, (0.6, 0.2))[0], train)
+    assert not torch.equal(balanced_split(y, 4, (0.6, 0.2))[0], train)
+    assert not torch.cat(balanced_split(torch.full((3,), -1), 0)).any()
+
+
+@pytest.mark.parametrize("count", [3, 5, 12])
+def test_choices_of_three_splits_are_counted(count):
+    scores = [80 + 0.37 * ((7 * index) % count) for index in range(count)]
+    means = [sum(three) / 3 for three in itertools.combinations(scores, 3)]
+    for printed in (Printed(82.0), Printed(82.0, 0.8), Printed(min(means) - 1e-9), Printed(99.0)):
+        passing = sum(printed.verdict(mean) == "pass" for mean in means)
+        told = _threes("here", scores, printed)
+        assert f"of the {len(means)} choices" in told
+        assert (
+            f"{passing} pass; DC-GNN's means over them go from {min(means):.2f} to {max(means):.2f}" in told
+        )
 
 
 @pytest.mark.parametrize("models", [1, 2, 3])

@@ -100,6 +100,13 @@ class GraphData:
         moved = {name: tensor.to(device) for name, tensor in self._tensors()}
         return dataclasses.replace(self, **typing.cast("dict[str, Any]", moved))
 
+    def with_split(self, masks: tuple[Tensor, Tensor, Tensor], split: int, name: str) -> GraphData:
+        """The same graph under another name, with other training, validation and test nodes."""
+        train_mask, val_mask, test_mask = masks
+        return dataclasses.replace(
+            self, name=name, split=split, train_mask=train_mask, val_mask=val_mask, test_mask=test_mask
+        )
+
     def fingerprint(self) -> str:
         """SHA-256 over every tensor: equal exactly when the problem is the same."""
         digest = hashlib.sha256()
@@ -139,6 +146,32 @@ def random_split(
     return masks[0], masks[1], masks[2]
 
 
+def balanced_split(
+    y: Tensor, split: int, fractions: tuple[float, float] = (0.6, 0.2)
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""A random split with as many training nodes of each class.
+
+    Of every class :math:`\mathrm{round}(f N / C)` nodes are for training, :math:`f` the first of
+    ``fractions``, or all of them where it has fewer: so validation and test have few nodes of small
+    classes, or none.
+
+    Args:
+        y: Labels :math:`[N]`; nodes with ``-1`` are in no mask.
+        split: Index of the split, which seeds it.
+        fractions: Shares of the labelled nodes for training and validation.
+
+    Returns:
+        Train, validation and test mask, each bool :math:`[N]`.
+    """
+    order = _shuffled_labelled(y, split)
+    classes = y[order].unique().tolist()
+    per_class = round(fractions[0] * order.numel() / max(1, len(classes)))
+    train = _mask(y, _first_of_each(y, order, classes, per_class))
+    rest = order[~train[order]]
+    num_val = round(fractions[1] * order.numel())
+    return train, _mask(y, rest[:num_val]), _mask(y, rest[num_val:])
+
+
 def few_label_split(
     y: Tensor, split: int, per_class: int = 5, num_val: int = 500, num_test: int = 1000
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,11 +189,10 @@ def few_label_split(
     """
     order = _shuffled_labelled(y, split)
     classes = y[order].unique().tolist()
-    chosen = [order[y[order] == label][:per_class] for label in classes]
-    for label, nodes in zip(classes, chosen, strict=True):
-        if nodes.numel() < per_class:
-            raise ValueError(f"per_class is {per_class}, but class {label} has {nodes.numel()} nodes")
-    train = _mask(y, torch.cat(chosen))
+    for label in classes:
+        if (count := int((y == label).sum())) < per_class:
+            raise ValueError(f"per_class is {per_class}, but class {label} has {count} nodes")
+    train = _mask(y, _first_of_each(y, order, classes, per_class))
     rest = order[~train[order]]
     if rest.numel() < num_val + num_test:
         raise ValueError(
@@ -177,6 +209,11 @@ def _shuffled_labelled(y: Tensor, split: int) -> Tensor:
     seed = int.from_bytes(hashlib.sha256(f"split {split}".encode()).digest()[:7], "little")
     permutation = torch.randperm(labelled.numel(), generator=torch.Generator().manual_seed(seed))
     return labelled[permutation]
+
+
+def _first_of_each(y: Tensor, order: Tensor, classes: list[int], per_class: int) -> Tensor:
+    """The first ``per_class`` nodes of every class, as ``order`` has them."""
+    return torch.cat([order[:0], *(order[y[order] == label][:per_class] for label in classes)])
 
 
 def _mask(y: Tensor, nodes: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ and kept under the root only when they are complete.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import os
 import re
@@ -222,6 +223,19 @@ def load_real(graph: RealGraph, data_root: str | Path | None, split: int) -> Gra
         num_splits=graph.num_splits,
         split=split,
     )
+
+
+def has_split_files(name: str, data_root: str | Path | None) -> bool:
+    """Whether splits come with the files of the graph ``name``, be they taken or not."""
+    graph = REAL_GRAPHS[name]
+    if graph.fractions is None:
+        return not lacks_its_splits(name, data_root)
+    return any("_split_" in file for file in graph.files)
+
+
+def load_from_split_files(name: str, data_root: str | Path | None, split: int) -> GraphData:
+    """The graph ``name`` with a split that comes with its files, where :func:`load_real` draws one, too."""
+    return load_real(dataclasses.replace(REAL_GRAPHS[name], fractions=None), data_root, split)
 
 
 def raw_files(name: str, data_root: str | Path | None) -> list[Path]:

@@ -20,6 +20,7 @@ from dcgnn.reproduce import (
     resistance,
     runtime,
     sensitivity,
+    splits,
     tree,
 )
 from dcgnn.reproduce.experiment import Context, Outcome, has_files, listed, write_json
@@ -101,6 +102,13 @@ EXPERIMENTS: Mapping[str, Experiment] = {
             _VARIANTS,
             classification.GRAPHS,
             needs_files=False,
+        ),
+        Experiment(
+            "splits",
+            "table: ways of splitting a graph",
+            splits.run,
+            _MODELS,
+            classification.GRAPHS,
         ),
         Experiment(
             "dirichlet-energy",

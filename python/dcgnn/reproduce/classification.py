@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import bisect
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -114,11 +115,18 @@ def _row(
 
 def _threes(graph: str, scores: Sequence[float], printed: paper.Printed) -> str:
     """Where the printed mean, over three splits that are not known, lies among those of any three of ours."""
-    means = [_mean(three) for three in itertools.combinations(scores, PAPERS_SPLITS)]
-    passing = sum(printed.verdict(mean) == "pass" for mean in means)
+    ordered = sorted(scores)
+    wanted = PAPERS_SPLITS * (printed.mean - (printed.deviation or 0.0))
+    # Hundreds of splits have millions of threes: of each two, bisection finds how many thirds there are.
+    passing = sum(
+        len(ordered) - bisect.bisect_left(ordered, wanted - first - second, lo=place + 1)
+        for place, second in enumerate(ordered)
+        for first in ordered[:place]
+    )
     return (
-        f"{graph}: of the {len(means)} choices of {PAPERS_SPLITS} of these splits, as many as the paper has, "
-        f"{passing} pass; DC-GNN's means over them go from {min(means):.2f} to {max(means):.2f}."
+        f"{graph}: of the {math.comb(len(ordered), PAPERS_SPLITS)} choices of {PAPERS_SPLITS} of these "
+        f"splits, as many as the paper has, {passing} pass; DC-GNN's means over them go from "
+        f"{_mean(ordered[:PAPERS_SPLITS]):.2f} to {_mean(ordered[-PAPERS_SPLITS:]):.2f}."
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import statistics
 from collections.abc import Mapping, Sequence
@@ -141,11 +140,4 @@ def _told(graph: str, model: str, settings: Mapping[str, Mapping[str, Sequence[f
 def _few(context: Context, graph: str, split: int) -> GraphData:
     data = context.load(graph)
     masks = few_label_split(data.y, split, per_class=PER_CLASS)
-    return dataclasses.replace(
-        data,
-        name=f"{graph}-{PER_CLASS}-labels",
-        split=split,
-        train_mask=masks[0],
-        val_mask=masks[1],
-        test_mask=masks[2],
-    )
+    return data.with_split(masks, split, f"{graph}-{PER_CLASS}-labels")
