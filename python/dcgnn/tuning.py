@@ -316,24 +316,30 @@ def tune(
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"storage {storage} is not a journal of Optuna ({error})") from error
-        _retry_lost(study)
+        _give_up_killed(study)
         done = len(_ended(study))
         # Another seed for the continuation: the same one would draw the first trials once more.
         study.sampler = optuna.samplers.TPESampler(seed=seed + done, n_startup_trials=10)
-        if not study.trials:
-            for first in first_trials(splits[0].name, model, splits[0].num_classes, budget):
-                # Another process that begins on the same journal may have been faster.
-                study.enqueue_trial(first, skip_if_exists=True)
+        first = first_trials(splits[0].name, model, splits[0].num_classes, budget)
 
         def key(chosen: Mapping[str, Any]) -> str:
             recipe = recipe_of(model, chosen, splits[0].num_classes, budget)
             return json.dumps(recipe.to_dict(), sort_keys=True)
 
         def propose(study: optuna.Study) -> None:
-            """Give the next trial its settings, unless it has some or TPE is to draw them."""
-            waiting = any(trial.state.name == "WAITING" for trial in study.trials)
+            """Give the next trial its settings, unless it has some or TPE is to draw them: first those that
+            lost their trial, then those that a search begins with, then changes of the best.
+            """
+            if any(trial.state.name == "WAITING" for trial in study.trials):
+                return
+            lost = [_settings(trial) for trial in study.trials if _is_lost(study, trial)]
+            begun = [_settings(trial) for trial in study.trials if not _is_lost(study, trial)]
+            for given in [*lost, *first]:
+                if given and not any(given.items() <= other.items() for other in begun):
+                    study.enqueue_trial(given)
+                    return
             number, best = len(study.trials), _best_trials(study)[:_PARENTS]
-            if waiting or not best or number % _EXPLORE_EVERY == 0:
+            if not best or number % _EXPLORE_EVERY == 0:
                 return
             draw = random.Random(f"{seed}, {number}")
             tried = {key(trial.params) for trial in study.trials if set(trial.params) == set(space)}
@@ -352,7 +358,6 @@ def tune(
                 return _mean_validation(recipe, splits, seed, trial, study)
             except KeyboardInterrupt:
                 trial.set_user_attr(_INTERRUPTED, True)
-                study.enqueue_trial(chosen)  # the search that goes on tries them
                 raise
 
         with tqdm(total=trials, initial=min(done, trials), disable=not progress, unit="trial") as bar:
@@ -486,17 +491,21 @@ def _validations(recipe: Recipe, splits: Sequence[GraphData], seed: int, **argum
 
 def _ended(study: optuna.Study) -> list[Any]:
     """The trials that count."""
-    finished = [trial for trial in study.trials if trial.state.is_finished()]
-    marks = study.user_attrs
-    return [
-        trial
-        for trial in finished
-        if _INTERRUPTED not in trial.user_attrs and _lost(trial.number) not in marks
-    ]
+    return [trial for trial in study.trials if trial.state.is_finished() and not _is_lost(study, trial)]
 
 
-def _retry_lost(study: optuna.Study) -> None:
-    """Try the settings again of trials whose process was killed: they would seem to run for ever."""
+def _is_lost(study: optuna.Study, trial: Any) -> bool:
+    """Whether a trial was interrupted or its process killed; the search tries its settings again."""
+    return _INTERRUPTED in trial.user_attrs or _killed(trial.number) in study.user_attrs
+
+
+def _settings(trial: Any) -> dict[str, Any]:
+    """The settings of a trial, also while it waits or has just begun."""
+    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+
+
+def _give_up_killed(study: optuna.Study) -> None:
+    """End the trials whose process was killed: they would seem to run for ever."""
     import optuna
 
     for trial in study.trials:
@@ -506,13 +515,12 @@ def _retry_lost(study: optuna.Study) -> None:
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         except ValueError:  # another process on this journal was faster
             continue
-        study.set_user_attr(_lost(trial.number), True)
-        study.enqueue_trial(trial.params)
+        study.set_user_attr(_killed(trial.number), True)
 
 
-def _lost(number: int) -> str:
+def _killed(number: int) -> str:
     """The attribute of a study that marks a trial whose process was killed."""
-    return f"trial {number}, lost"
+    return f"trial {number}, killed"
 
 
 def _this_process() -> list[Any]:

@@ -216,5 +216,5 @@ class PreparedGATConv(GATConv):
 
 
 def source_egos(edge_index: Tensor, num_nodes: int) -> EgoGraph:
-    """The egos whose members are a node and the targets of its edges, for :class:`SlotGATConv`."""
+    """The egos whose members are a node and the targets of its edges, for :class:`PreparedGATConv`."""
     return EgoGraph.from_edge_index(edge_index.flip(0), num_nodes)

@@ -167,8 +167,7 @@ def _job(context: Context, depth: int, model: str) -> Job:
 
     def compute() -> dict[str, Any]:
         data = context.load(graph)
-        masks = zip(data.masks(), random_split(data.y, 0, _SPLIT), strict=True)
-        data = replace(data, **dict(masks))  # type: ignore[arg-type]
+        data = data.with_split(random_split(data.y, 0, _SPLIT), 0, data.name)
         # The question is what a model can fit. Validation trees would choose an epoch before the fit where a
         # model learns by heart; of depth 2 there are but nine.
         data = replace(data, val_mask=data.train_mask)
