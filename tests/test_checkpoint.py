@@ -85,6 +85,19 @@ def test_a_truncated_file_is_refused(tmp_path, share):
         load_checkpoint(path)
 
 
+def test_a_flipped_bit_is_refused(tmp_path):
+    """Torch alone would load another weight."""
+    path = tmp_path / "run.pt"
+    weights = torch.arange(64, dtype=torch.float32)
+    save_checkpoint(path, {"weights": weights})
+    whole = path.read_bytes()
+    place = whole.index(weights.numpy().tobytes())
+    path.write_bytes(whole[: place + 7] + bytes([whole[place + 7] ^ 1]) + whole[place + 8 :])
+    assert not torch.equal(torch.load(path, weights_only=True)["weights"], weights)
+    with pytest.raises(CheckpointError, match=r"run\.pt is damaged or not a checkpoint"):
+        load_checkpoint(path)
+
+
 class Mischief:
     def __init__(self, path: Path) -> None:
         self.path = path

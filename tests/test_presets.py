@@ -58,6 +58,8 @@ def test_save_preset_keeps_other_models(tmp_path):
     save_preset(path, "graph", Recipe("mlp", {"hidden_channels": 4}, {}), {"by": "hand"})
     assert load_preset(str(path), "gcn").options == {"hidden_channels": 8}
     assert load_preset(str(path), "mlp").options == {"hidden_channels": 4}
+    with pytest.raises(ValueError, match=r"a preset is a \.json file, got .*graph\.txt"):
+        save_preset(tmp_path / "graph.txt", "graph", Recipe("mlp", {}, {}), {})
     with pytest.raises(ValueError, match="a preset for graph, not for other"):
         save_preset(path, "other", Recipe("mlp", {}, {}), {})
 
@@ -75,6 +77,20 @@ def test_save_preset_keeps_other_models(tmp_path):
         ('{"graph": "g", "models": {"gcn": {"options": {}, "training": {}}}}', "no model 'dcgnn'"),
         ('{"graph": "g", "models": {"dcgnn": {"options": {}}}}', "training"),
         ('{"graph": "g", "models": {"dcgnn": {"options": {}, "training": {"speed": 1}}}}', "no option speed"),
+        (
+            '{"graph": "g", "models": {"dcgnn": {"options": {}, "training": {}}}}',
+            "its options lack hidden_channels",
+        ),
+        (
+            '{"graph": "g", "models": {"dcgnn": {"options": {}, "training": {"lr": "a"}}}}',
+            "broken.json, dcgnn: ",
+        ),
+        (
+            '{"graph": "g", "models": {"dcgnn": {"options": [1], "training": {}}}}',
+            "it wants options, an object",
+        ),
+        ('{"graph": "g", "models": {"dcgnn": 3}}', "it wants options, an object"),
+        ('{"graph": "g", "models": {}}', "it has none"),
     ],
 )
 def test_damaged_presets(content, message, tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -13,11 +14,12 @@ from test_data_real import write_facebook, write_heterophilous, write_wisconsin
 from dcgnn import training
 from dcgnn.cli import main
 from dcgnn.data import load_graph
-from dcgnn.presets import find_preset
+from dcgnn.presets import find_preset, recipe_for
 from dcgnn.recipe import Recipe
 from dcgnn.reproduce import (
     EXPERIMENTS,
     Context,
+    ablations,
     classification,
     few_labels,
     reproduce,
@@ -107,6 +109,16 @@ def test_damaged_runs_are_computed_again(damage, tmp_path, capsys):
     assert f"{path} is damaged: computed again" in capsys.readouterr().err
 
 
+def test_what_cannot_be_kept_is_not_computed(tmp_path):
+    job = Job("run", {"number": 1}, lambda: pytest.fail("computed"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="cannot be written to"):
+        Context(out=tmp_path / "file").collect("table", [job])
+    (tmp_path / "table" / "result.json").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"result\.json is a folder, a file is wanted"):
+        Context(out=tmp_path).collect("table", [job])
+
+
 def test_runs_on_other_files_of_a_graph_are_other_runs(tmp_path, data_root):
     options = {"datasets": ["minesweeper"], "models": ["mlp"], "splits": [0]}
     runs = tmp_path / "out" / "classification" / "runs"
@@ -144,10 +156,10 @@ def test_a_seed_shows_and_what_a_result_replaces(data_root, tmp_path, capsys):
     command = ["reproduce", "classification", "--data-root", str(data_root), "--datasets", "minesweeper"]
     command += ["--out", str(tmp_path), "--epochs", "1", "--quiet", "--split", "0"]
     assert main([*command, "--models", "mlp,gcn"]) == 0
-    assert "over splits 0, seed 0;" in capsys.readouterr().out
+    assert "in percent, split 0, seed 0;" in capsys.readouterr().out
     assert main([*command, "--models", "mlp", "--seed", "5"]) == 0
     out = capsys.readouterr().out
-    assert "over splits 0, seed 5;" in out
+    assert "in percent, split 0, seed 5;" in out
     before = "minesweeper; models mlp, gcn; splits 0; at most 1 epochs"
     assert f"This replaces the result for {before}; its runs are kept" in out
     assert main([*command, "--models", "mlp", "--seed", "5"]) == 0
@@ -293,6 +305,22 @@ def test_ablations(name, tmp_path, data_root):
     assert len(set(recipes)) == len(outcome.header) - 2, "every variant is another recipe"
 
 
+def test_aggregators_differ_where_the_preset_leaves_the_number_of_clusters_open():
+    recipe = recipe_for("questions", "dcgnn").with_num_global(18)
+    for variant in ablations._aggregator_variants(recipe).values():
+        assert variant.options["num_global"] == 36, "with one cluster a class all aggregators are the same"
+
+
+def test_seeds_show_where_no_recipe_is_trained(tmp_path, capsys):
+    command = ["reproduce", "dirichlet-energy", "--out", str(tmp_path), "--quiet"]
+    assert main([*command, "--seed", "5"]) == 0
+    assert main([*command, "--seed", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "This replaces the result for grid 20 x 20; seeds 5;" in out
+    assert main(["reproduce", "--list", "--out", str(tmp_path)]) == 0
+    assert "grid 20 x 20; seeds 6" in capsys.readouterr().out
+
+
 def test_sensitivity_varies_one_option_at_a_time(tmp_path, data_root, monkeypatch, capsys):
     monkeypatch.setattr(sensitivity, "LAMBDAS", (0.1, 20.0))
     monkeypatch.setattr(sensitivity, "GLOBAL_PER_CLASS", (1, 2))
@@ -393,6 +421,8 @@ def test_figures_without_files(tmp_path, monkeypatch):
     nowhere = context(tmp_path, tmp_path / "nothing")
     energy = reproduce("dirichlet-energy", nowhere)
     assert energy.verdicts == {"grid 20 x 20": "pass"}
+    curve = energy.data["energy_by_layer"]["grid 20 x 20"]["β = 0"]
+    assert all(deeper < before for before, deeper in itertools.pairwise(curve[:40])), "above the rounding"
     resistance = reproduce("effective-resistance", nowhere)
     assert len(resistance.rows) == 4
     assert set(resistance.verdicts.values()) == {"pass"}

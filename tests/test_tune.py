@@ -399,11 +399,18 @@ def test_mistakes_show_before_the_search(tmp_path, monkeypatch, capsys, splits):
     monkeypatch.setattr("dcgnn.cli.tune.tune", lambda *a, **k: pytest.fail("the search began"))
     other = tmp_path / "other.json"
     other.write_text('{"graph": "cora", "models": {}}')
-    assert main(["tune", splits[0].name, "--split", "0", "--write", str(other)]) == 2
+    command = ["tune", splits[0].name, "--split", "0"]
+    assert main([*command, "--write", str(other)]) == 2
     assert "a preset for cora" in capsys.readouterr().err
+    assert main([*command, "--write", str(other / "mine.json")]) == 2
+    assert "cannot be written to" in capsys.readouterr().err
+    assert main([*command, "--patience", "0"]) == 2
+    assert "patience must be positive, got 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"text\n", b"\xae\xff\n", b"[]\n"])
+@pytest.mark.parametrize(
+    "content", [b"text\n", b"\xae\xff\n", b"[]\n", b'{"op_code": 77, "worker_id": "1"}\n']
+)
 def test_a_broken_journal_is_named(content, splits, tmp_path):
     journal = tmp_path / "journal.log"
     journal.write_bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -58,6 +59,24 @@ def _write_or_replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     _sync_folder(path.parent)
 
 
+def check_writable(path: str | Path) -> None:
+    """Fail before hours of work rather than after them.
+
+    Raises:
+        ValueError: If a file cannot be written at ``path``. Missing folders are made.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, a file is wanted")
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ValueError(f"{path.parent} cannot be written to: {error.strerror}") from None
+
+
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write ``content`` (tensors, numbers, strings, lists and dicts of them) atomically."""
     stamped = {"format": _FORMAT, "version": _VERSION, **content}
@@ -74,6 +93,10 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}")
     try:
+        # torch does not compare the checksums of its archive: a flipped bit would be another weight.
+        with zipfile.ZipFile(path) as archive:
+            if (record := archive.testzip()) is not None:
+                raise ValueError(f"{record} does not have its checksum")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         # A damaged file can fail anywhere in the reader, with any exception and words of no use to the user.

@@ -75,6 +75,10 @@ class Recipe:
         """The same recipe with some options of the model, or of training, changed."""
         return Recipe(self.model, {**self.options, **(options or {})}, {**self.training, **training})
 
+    def with_num_global(self, classes: int) -> Recipe:
+        """The same recipe of DC-GNN with the number of global clusters stated, also where it is left open."""
+        return self.replaced({"num_global": self.options.get("num_global") or default_num_global(classes)})
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {"model": self.model, "options": dict(self.options), "training": dict(self.training)}
@@ -90,8 +94,7 @@ def build_model(
     if model != "dcgnn":
         hidden = arguments.pop("hidden_channels")
         return BASELINES[model](channels, hidden, classes, **arguments)
-    if not arguments.get("num_global"):
-        arguments["num_global"] = default_num_global(classes)
+    arguments["num_global"] = arguments.get("num_global") or default_num_global(classes)
     return DCGNN(channels, out_channels=classes, **arguments)
 
 

@@ -163,6 +163,11 @@ class Budget:
     max_layers: int = 8
     max_channels: int = 256
 
+    def __post_init__(self) -> None:
+        for name in ("epochs", "patience"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
 
 @dataclass(frozen=True)
 class Found:
@@ -314,7 +319,7 @@ def tune(
                 direction="maximize",
                 pruner=optuna.pruners.NopPruner(),  # ours is _falls_behind
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AssertionError) as error:
             raise ValueError(f"storage {storage} is not a journal of Optuna ({error})") from error
         _give_up_killed(study)
         done = len(_ended(study))

@@ -20,7 +20,8 @@ from dcgnn.bench.merge import merged
 from dcgnn.bench.problem import Settings
 from dcgnn.bench.shapes import SHAPES
 from dcgnn.bench.sweeps import SWEEPS
-from dcgnn.cli.checks import check_writable, find_device
+from dcgnn.checkpoint import check_writable
+from dcgnn.cli.checks import find_device
 from dcgnn.cli.info import environment
 from dcgnn.cli.table import format_table
 from dcgnn.data import DATA_ROOT_VARIABLE

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import torch
 
 
@@ -19,16 +16,3 @@ def find_device(name: str) -> torch.device:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"--device {name} cannot be used: {reason}") from None
     return device
-
-
-def check_writable(path: Path) -> None:
-    """Fail before hours of work rather than after them."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder, a file is wanted")
-    if path.exists() and not path.is_file():
-        return  # a device or a pipe
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise ValueError(f"{path.parent} cannot be written to: {error.strerror}") from None

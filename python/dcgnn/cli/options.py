@@ -139,6 +139,8 @@ def fill(arguments: argparse.Namespace, preset: Recipe | None = None) -> None:
     if preset is not None:
         if unknown := set(preset.options) - set(own):
             raise ValueError(f"preset: the model has no option {', '.join(sorted(unknown))}")
+        if "hidden_channels" not in preset.options:
+            raise ValueError("preset: its options lack hidden_channels")
         # The preset was found with the model's own defaults, not with those of the command line.
         defaults |= {name: default for name, (_, default) in _model_parameters(model, {}).items()}
         defaults |= {**preset.options, **preset.training}

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from dcgnn.checkpoint import CheckpointError, atomic_write, load_checkpoint
+from dcgnn.checkpoint import CheckpointError, atomic_write, check_writable, load_checkpoint
 from dcgnn.cli import options
-from dcgnn.cli.checks import check_writable, find_device
+from dcgnn.cli.checks import find_device
 from dcgnn.cli.graphs import describe_graphs
 from dcgnn.cli.info import environment
 from dcgnn.data import DATA_ROOT_VARIABLE, load_graph, num_splits

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dcgnn.checkpoint import atomic_write
+from dcgnn.checkpoint import atomic_write, check_writable
 from dcgnn.recipe import Recipe
 
 _FOLDER = Path(__file__).parent
@@ -51,21 +51,29 @@ def load_preset(name: str, model: str = "dcgnn") -> Recipe:
         raise ValueError(f"no preset {name!r}; there are {', '.join(preset_names()) or 'none'}")
     entries = _read(path)["models"]
     if model not in entries:
-        raise ValueError(f"preset {name!r} has no model {model!r}; it has {', '.join(entries)}")
+        raise ValueError(f"preset {name!r} has no model {model!r}; it has {', '.join(entries) or 'none'}")
     entry = entries[model]
     try:
-        return Recipe(model, entry["options"], entry["training"])
-    except (KeyError, TypeError, ValueError) as error:
+        for part in ("options", "training"):
+            if not isinstance(entry, dict) or not isinstance(entry.get(part), dict):
+                raise ValueError(f"it wants {part}, an object")
+        recipe = Recipe(model, entry["options"], entry["training"])
+        recipe.config(seed=0)
+    except (TypeError, ValueError) as error:
         raise ValueError(f"preset {path.name}, {model}: {error}") from error
+    return recipe
 
 
 def preset_to_write(path: str | Path, graph: str) -> dict[str, Any]:
     """What a preset file for ``graph`` holds so far.
 
     Raises:
-        ValueError: If the file is not a preset, or one of another graph.
+        ValueError: If the file is not a preset, or one of another graph, or cannot be written.
     """
     path = Path(path)
+    if path.suffix != ".json":
+        raise ValueError(f"a preset is a .json file, got {path}")
+    check_writable(path)
     content: dict[str, Any] = {"graph": graph, "models": {}}
     if path.exists():
         content = _read(path)

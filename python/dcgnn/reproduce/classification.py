@@ -12,7 +12,7 @@ from dcgnn.data.real import lacks_its_splits
 from dcgnn.presets import recipe_for
 from dcgnn.recipe import TITLES
 from dcgnn.reproduce import paper
-from dcgnn.reproduce.experiment import Context, Outcome, listed, spread
+from dcgnn.reproduce.experiment import Context, Outcome, averaged, listed, spread
 from dcgnn.reproduce.paper import HETEROPHILOUS, HOMOPHILOUS
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def run(context: Context, name: str = "classification") -> Outcome:
         data={"results": data, "splits": list(context.splits), "training_seconds": seconds},
         draw=lambda figure: _draw(figure, data, models, printed),
         notes=[
-            f"Test metric in percent, mean ± deviation over splits {listed(context.splits)}"
+            f"Test metric in percent, {averaged(context.splits)}"
             + (f", each the mean over seeds {listed(seeds)}; " if len(seeds) > 1 else f", seed {seeds[0]}; ")
             + "the epoch and the settings are chosen on validation. "
             f"Training took {seconds:.0f} seconds in all, runs that were kept from before included.",
@@ -134,8 +134,8 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values)
 
 
-def _deviation(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
+def _deviation(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def _draw(
@@ -150,7 +150,7 @@ def _draw(
             places,
             [data[graph][model]["mean"] for graph in graphs],
             width,
-            yerr=[data[graph][model]["deviation"] for graph in graphs],
+            yerr=[data[graph][model]["deviation"] or 0.0 for graph in graphs],
             label=TITLES[model],
             capsize=2,
         )

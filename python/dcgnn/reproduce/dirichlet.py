@@ -41,6 +41,7 @@ def dirichlet_energy(z: Tensor, edge_index: Tensor) -> float:
 def run(context: Context, name: str = "dirichlet-energy") -> Outcome:
     """Follow random features through many untrained layers."""
     graphs = [_GRID, *(context.choose_graphs(GRAPHS) if context.datasets else [])]
+    context.covered |= {"graphs": graphs, "seeds": [context.seed]}
     jobs = [_job(context, graph, beta) for graph in graphs for beta in BETAS]
     results = iter(context.collect(name, jobs))
     curves = {graph: {f"β = {beta:g}": next(results)["energy"] for beta in BETAS} for graph in graphs}
@@ -56,7 +57,7 @@ def run(context: Context, name: str = "dirichlet-energy") -> Outcome:
         panels = figure.subplots(1, len(curves), squeeze=False)[0]
         for axes, (graph, by_beta) in zip(panels, curves.items(), strict=True):
             for label, energy in by_beta.items():
-                axes.semilogy(range(len(energy)), [max(value, 1e-16) for value in energy], label=label)
+                axes.semilogy(range(len(energy)), [max(value, 1e-32) for value in energy], label=label)
             axes.set_title(graph)
             axes.set_xlabel("layer")
             axes.set_ylabel("Dirichlet energy")
@@ -80,9 +81,10 @@ def _job(context: Context, graph: str, beta: float) -> Job:
         generator = torch.Generator().manual_seed(context.seed)
         edge_index = grid_edges(20, 20) if graph == _GRID else context.load(graph).edge_index
         num_nodes = int(edge_index.max()) + 1 if graph == _GRID else context.load(graph).num_nodes
-        x = torch.randn(num_nodes, _CHANNELS, generator=generator)
+        # In float64: what is left at β = 0 is soon below the rounding of float32.
+        x = torch.randn(num_nodes, _CHANNELS, generator=generator).double()
         torch.manual_seed(context.seed)
-        layers = DCMsgPassing(_CHANNELS, 8, num_layers=NUM_LAYERS, beta=beta)
+        layers = DCMsgPassing(_CHANNELS, 8, num_layers=NUM_LAYERS, beta=beta).double()
         with torch.no_grad():
             _, state = layers(x, EgoGraph.from_edge_index(edge_index, num_nodes), return_state=True)
         depths = [x, *(layer.z for layer in state.layers)]
@@ -93,6 +95,7 @@ def _job(context: Context, graph: str, beta: float) -> Job:
         "beta": beta,
         "layers": NUM_LAYERS,
         "channels": _CHANNELS,
+        "dtype": "float64",
         "seed": context.seed,
     }
     return Job(f"{graph} beta {beta:g}", settings, compute, graph)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from dcgnn.checkpoint import atomic_write
+from dcgnn.checkpoint import atomic_write, check_writable
 from dcgnn.data import GraphData, draws_splits, load_graph, num_splits
 from dcgnn.data.real import REAL_GRAPHS, default_data_root, raw_files
 from dcgnn.recipe import Recipe
@@ -200,6 +200,8 @@ class Context:
     def collect(self, name: str, jobs: Sequence[Job]) -> list[dict[str, Any]]:
         """The results of all jobs in order; one that is kept from before is not computed again."""
         folder = self.out / name / "runs"
+        for path in (folder.parent / "result.json", folder.parent / "figure.png", folder / "run.json"):
+            check_writable(path)
         results = []
         with tqdm(total=len(jobs), desc=name, unit="run", disable=not self.progress) as bar:
             for job in jobs:
@@ -207,6 +209,13 @@ class Context:
                 results.append(_kept(folder, job, self._digest(job.graph)))
                 bar.update()
         return results
+
+
+def averaged(splits: Sequence[int]) -> str:
+    """What :func:`spread` shows of these splits, in words."""
+    if len(splits) == 1:
+        return f"split {splits[0]}"
+    return f"mean ± deviation over splits {listed(splits)}"
 
 
 def listed(values: Sequence[object]) -> str:
@@ -242,6 +251,7 @@ def _kept(folder: Path, job: Job, data: str | None) -> dict[str, Any]:
     identity = json.dumps({"version": __version__, "data": data, **job.settings}, sort_keys=True)
     digest = _sha256(identity)[:12]
     path = folder / f"{re.sub(r'[^a-z0-9.-]+', '-', job.label.lower())}-{digest}.json"
+    check_writable(path)
     if path.is_file():
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))

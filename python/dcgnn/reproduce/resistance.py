@@ -77,6 +77,7 @@ def run(context: Context, name: str = "effective-resistance") -> Outcome:
             raise
         real = []
     cases = [*real, *(f"Erdős–Rényi p = {p:g}" for p in PROBABILITIES)]
+    context.covered |= {"graphs": cases, "seeds": [context.seed]}
     results = context.collect(name, [_job(context, case) for case in cases])
     rows, verdicts, data = [], {}, {}
     for case, result in zip(cases, results, strict=True):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dcgnn.presets import recipe_for
-from dcgnn.recipe import Recipe, default_num_global
+from dcgnn.recipe import Recipe
 from dcgnn.reproduce.classification import GRAPHS
-from dcgnn.reproduce.experiment import Context, Outcome, listed, spread
+from dcgnn.reproduce.experiment import Context, Outcome, averaged, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,8 +79,8 @@ def run(context: Context, name: str = "sensitivity") -> Outcome:
         },
         draw=lambda figure: _draw(figure, scores, graphs),
         notes=[
-            f"Metric in percent, mean ± deviation over splits {listed(context.splits)}; all "
-            "other settings are the preset's. The paper's numbers are not at hand.",
+            f"Metric in percent, {averaged(context.splits)}; all other settings are the preset's. "
+            "The paper's numbers are not at hand.",
             *(_span(scores, graph, option) for graph in graphs for option in TITLES),
         ],
     )
@@ -88,10 +88,8 @@ def run(context: Context, name: str = "sensitivity") -> Outcome:
 
 def _base(context: Context, graph: str) -> Recipe:
     """The preset with all three options stated, so that the sweeps share the run that they have in common."""
-    recipe = recipe_for(graph, "dcgnn")
-    num_global = recipe.options.get("num_global") or default_num_global(context.load(graph).num_classes)
-    stated = {"lam": 2.0, "num_local": 2, **recipe.options, "num_global": num_global}
-    return recipe.replaced(stated)
+    recipe = recipe_for(graph, "dcgnn").with_num_global(context.load(graph).num_classes)
+    return recipe.replaced({"lam": 2.0, "num_local": 2, **recipe.options})
 
 
 def _variants(context: Context, graph: str) -> dict[Point, Recipe]:

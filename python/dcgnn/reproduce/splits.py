@@ -14,7 +14,7 @@ from dcgnn.recipe import TITLES
 from dcgnn.reproduce import paper
 from dcgnn.reproduce.ablations import draw_bars
 from dcgnn.reproduce.classification import GRAPHS, MODELS
-from dcgnn.reproduce.experiment import Context, Outcome, listed, spread
+from dcgnn.reproduce.experiment import Context, Outcome, averaged, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +94,7 @@ def run(context: Context, name: str = "splits") -> Outcome:
         },
         draw=lambda figure: _draw(figure, tests),
         notes=[
-            f"Test metric in percent, mean ± deviation over splits {listed(context.splits)} of each kind; "
+            f"Test metric in percent, {averaged(context.splits)} of each kind; "
             "nodes for training / validation / test. The settings are the presets', which were chosen on the "
             "validation nodes of the splits that the table of classification takes. Where classes differ "
             "much in size, small ones have no test nodes in a balanced split.",

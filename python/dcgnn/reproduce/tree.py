@@ -103,7 +103,7 @@ def run(context: Context, name: str = "tree-neighborsmatch") -> Outcome:
     for depth in depths:
         if depth not in DEPTHS:
             raise ValueError(f"--depths: {depth} is not one of {', '.join(map(str, DEPTHS))}")
-    context.covered["depths"] = depths
+    context.covered |= {"depths": depths, "seeds": [context.seed]}
     order = [(depth, model) for depth in depths for model in models]
     results = context.collect(name, [_job(context, depth, model) for depth, model in order])
     table = {model: {} for model in models}  # type: dict[str, dict[int, dict[str, Any]]]
