@@ -422,7 +422,8 @@ def test_figures_without_files(tmp_path, monkeypatch):
     energy = reproduce("dirichlet-energy", nowhere)
     assert energy.verdicts == {"grid 20 x 20": "pass"}
     curve = energy.data["energy_by_layer"]["grid 20 x 20"]["β = 0"]
-    assert all(deeper < before for before, deeper in itertools.pairwise(curve[:40])), "above the rounding"
+    assert curve[25] < 1e-18 * curve[0], "in float32 the rest is rounding by then"
+    assert all(deeper < before for before, deeper in itertools.pairwise(curve[:26]))
     resistance = reproduce("effective-resistance", nowhere)
     assert len(resistance.rows) == 4
     assert set(resistance.verdicts.values()) == {"pass"}
