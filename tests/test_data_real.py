@@ -40,15 +40,17 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def write_heterophilous(path: Path) -> None:
-    masks = np.zeros((3, 10, NUM_NODES), dtype=bool)
+def write_heterophilous(path: Path, labels=tuple(range(NUM_NODES))) -> None:
+    """A ring of 12 nodes and others alone, with two classes: the even and the odd ``labels``."""
+    num_nodes = len(labels)
+    masks = np.zeros((3, 10, num_nodes), dtype=bool)
     for split in range(10):
-        for node in range(NUM_NODES):
+        for node in range(num_nodes):
             masks[(node + split) % 3, split, node] = True
     np.savez(
         path,
-        node_features=np.eye(NUM_NODES, 5, dtype=np.float32),
-        node_labels=np.arange(NUM_NODES) % 2,
+        node_features=np.eye(num_nodes, 5, dtype=np.float32),
+        node_labels=np.array(labels) % 2,
         edges=RING,
         train_masks=masks[0],
         val_masks=masks[1],

@@ -194,6 +194,14 @@ def test_splits_of_every_kind(tmp_path):
         reproduce("splits", replace(here, splits=[10]))
 
 
+def test_a_balanced_split_that_leaves_nothing_to_score_is_left_out(tmp_path):
+    root = tmp_path / "data"
+    (root / "minesweeper").mkdir(parents=True)
+    write_heterophilous(root / "minesweeper" / "minesweeper.npz", labels=[0, 0, 0, 1] * 13)
+    here = context(tmp_path, root, datasets=["minesweeper"], models=["mlp"], splits=[0])
+    assert [row[1] for row in reproduce("splits", here).rows] == ["50/25/25", "60/20/20", "from files"]
+
+
 def test_splits_without_split_files(tmp_path):
     (tmp_path / "penn94").mkdir()
     write_facebook(tmp_path / "penn94")

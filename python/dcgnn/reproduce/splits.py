@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dcgnn.data import GraphData, num_splits
 from dcgnn.data.graph_data import balanced_split, random_split
 from dcgnn.data.real import has_split_files, load_from_split_files
+from dcgnn.metrics import check_scorable
 from dcgnn.presets import recipe_for
 from dcgnn.recipe import TITLES
 from dcgnn.reproduce import paper
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 #: The graph unless others are asked for: no other lies so far from the paper.
 _DEFAULT_GRAPHS = ("wisconsin",)
 
-_FROM_FILES = "from files"
+_BALANCED, _FROM_FILES = "60/20/20 balanced", "from files"
 
 #: How the nodes may be split; ``balanced``: as many training nodes of each class.
 WAYS = {
     "50/25/25": functools.partial(random_split, fractions=(0.5, 0.25)),
     "60/20/20": functools.partial(random_split, fractions=(0.6, 0.2)),
-    "60/20/20 balanced": functools.partial(balanced_split, fractions=(0.6, 0.2)),
+    _BALANCED: functools.partial(balanced_split, fractions=(0.6, 0.2)),
     _FROM_FILES: None,
 }
 
@@ -97,23 +98,28 @@ def run(context: Context, name: str = "splits") -> Outcome:
             f"Test metric in percent, {averaged(context.splits)} of each kind; "
             "nodes for training / validation / test. The settings are the presets', which were chosen on the "
             "validation nodes of the splits that the table of classification takes. Where classes differ "
-            "much in size, small ones have no test nodes in a balanced split.",
+            "much in size, small ones have no test nodes in a balanced split; where that leaves nothing to "
+            "score, it is left out.",
         ],
     )
 
 
 def _ways_of(context: Context, graph: str) -> list[str]:
-    """The ways that a graph can be split in.
+    """The ways that a graph can be split in and scored.
 
     Raises:
         ValueError: If its files do not hold the splits that were asked for.
     """
+    ways = list(WAYS)
     if not has_split_files(graph, context.data_root):
-        return [way for way in WAYS if way != _FROM_FILES]
-    available = num_splits(graph)
-    if max(context.splits) >= available:
-        raise ValueError(f"--split: the files of {graph} have splits 0 to {available - 1}")
-    return list(WAYS)
+        ways.remove(_FROM_FILES)
+    elif max(context.splits) >= num_splits(graph):
+        raise ValueError(f"--split: the files of {graph} have splits 0 to {num_splits(graph) - 1}")
+    try:
+        check_scorable(_split_as(context, graph, _BALANCED, context.splits[0]))
+    except ValueError:  # all nodes of a class are for training
+        ways.remove(_BALANCED)
+    return ways
 
 
 def _split_as(context: Context, graph: str, way: str, split: int) -> GraphData:
