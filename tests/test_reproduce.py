@@ -14,7 +14,7 @@ from test_data_real import write_facebook, write_heterophilous, write_wisconsin
 from dcgnn import training
 from dcgnn.cli import main
 from dcgnn.data import load_graph
-from dcgnn.presets import find_preset, recipe_for
+from dcgnn.presets import find_preset, load_preset, recipe_for
 from dcgnn.recipe import Recipe
 from dcgnn.reproduce import (
     EXPERIMENTS,
@@ -369,7 +369,7 @@ def test_sensitivity_without_files_takes_the_embedded_graph(tmp_path, monkeypatc
 
 
 def test_few_labels_choose_settings_on_validation(tmp_path, monkeypatch):
-    """Both models have two settings, the second with the skeleton of the other; test nodes do not choose."""
+    """Both models have three settings, one with the skeleton of the other; test nodes do not choose."""
     skeletons = {
         "dcgnn": ({"num_layers": 3, "norm": "layer", "dropout": 0.1}, {"lr": 0.1, "epochs": 7}),
         "gcn": ({"num_layers": 4, "norm": None, "dropout": 0.2}, {"lr": 0.2, "epochs": 9}),
@@ -377,7 +377,8 @@ def test_few_labels_choose_settings_on_validation(tmp_path, monkeypatch):
     for model, other in (("dcgnn", "gcn"), ("gcn", "dcgnn")):
         with monkeypatch.context() as patch:
             patch.setattr(few_labels, "recipe_for", lambda graph, name: Recipe(name, *skeletons[name]))
-            own, swapped = few_labels.candidates("cora", model).values()
+            own, swapped, default = few_labels.candidates("cora", model).values()
+        assert default == load_preset("default", model)
         assert (own.model, dict(own.options), dict(own.training)) == (model, *skeletons[model])
         options, training = skeletons[other]
         assert swapped.model == model
