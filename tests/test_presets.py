@@ -83,7 +83,7 @@ def test_save_preset_keeps_other_models(tmp_path):
         ),
         (
             '{"graph": "g", "models": {"dcgnn": {"options": {}, "training": {"lr": "a"}}}}',
-            "broken.json, dcgnn: ",
+            "broken.json, dcgnn: lr must be of type float, got 'a'",
         ),
         (
             '{"graph": "g", "models": {"dcgnn": {"options": [1], "training": {}}}}',

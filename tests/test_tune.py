@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -187,6 +188,41 @@ def test_an_interrupted_trial_is_the_next_one(splits, tmp_path, monkeypatch):
     assert tune(splits, "mlp", trials=2, budget=QUICK, storage=journal).trials == 2, "it does not count"
     assert len(runs) == len(splits)
     assert all(lost.items() <= {**run.options, **run.training}.items() for run in runs)
+
+
+def test_an_interruption_before_training_loses_nothing(splits, tmp_path, monkeypatch):
+    journal, runs = tmp_path / "journal.log", []
+    original = Recipe.run
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning, "_this_process", lambda: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            tune(splits[:1], "mlp", trials=1, budget=QUICK, storage=journal)
+    monkeypatch.setattr(Recipe, "run", lambda self, *a, **k: runs.append(self) or original(self, *a, **k))
+    assert tune(splits[:1], "mlp", trials=1, budget=QUICK, storage=journal).trials == 1
+    first = first_trials(splits[0].name, "mlp", splits[0].num_classes, QUICK)[0]
+    assert first.items() <= {**runs[0].options, **runs[0].training}.items()
+
+
+def test_what_kills_its_process_does_not_stop_the_search(splits, tmp_path, monkeypatch):
+    journal = tmp_path / "journal.log"
+    here = tuning._this_process()
+    monkeypatch.setattr(tuning, "_this_process", lambda: [here[0], here[1], here[2] - 60])
+    original = Recipe.run
+    first = first_trials(splits[0].name, "mlp", splits[0].num_classes, QUICK)[0]
+    runs = []
+
+    def run(self, *arguments, **options):
+        runs.append(first.items() <= {**self.options, **self.training}.items())
+        if runs[-1]:
+            raise SystemExit  # passes through Optuna as a kill does
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(Recipe, "run", run)
+    for _ in range(3):
+        with pytest.raises(SystemExit):
+            tune(splits[:1], "mlp", trials=2, budget=QUICK, storage=journal)
+    assert tune(splits[:1], "mlp", trials=2, budget=QUICK, storage=journal).trials == 2
+    assert runs == [True, True, True, False, False]
 
 
 def test_a_killed_trial_is_tried_again(splits, tmp_path, monkeypatch):
@@ -416,6 +452,8 @@ def test_a_broken_journal_is_named(content, splits, tmp_path):
     journal.write_bytes(content)
     with pytest.raises(ValueError, match=r"journal\.log is not a journal of Optuna"):
         tune(splits[:1], "mlp", trials=1, budget=QUICK, storage=journal)
+    with pytest.raises(ValueError, match="is a folder, a file is wanted"):
+        tune(splits[:1], "mlp", trials=1, budget=QUICK, storage=tmp_path)
 
 
 def test_processes_on_one_journal_share_the_trials(splits, tmp_path, monkeypatch):

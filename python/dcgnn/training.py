@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -76,6 +77,11 @@ class TrainConfig:
     lr_schedule: str = "constant"
 
     def __post_init__(self) -> None:
+        kinds = {"int": Integral, "float": Real, "str": str}
+        for entry in dataclasses.fields(self):
+            value = getattr(self, entry.name)
+            if not isinstance(value, kinds[str(entry.type)]) or isinstance(value, bool):
+                raise TypeError(f"{entry.name} must be of type {entry.type}, got {value!r}")
         for name in ("epochs", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")

@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from tqdm import tqdm
 
+from dcgnn.checkpoint import check_writable
 from dcgnn.data import GraphData
 from dcgnn.extras import require
 from dcgnn.presets import find_preset
@@ -130,6 +131,9 @@ _INTERRUPTED = "interrupted"
 
 #: Says which process runs a trial.
 _OWNER = "owner"
+
+#: Settings that lost so many trials are not tried again.
+_MOST_LOSSES = 3
 
 #: How many settings a step of the search changes, drawn from these.
 _CHANGES = (1, 1, 2, 2, 3, 4)
@@ -307,7 +311,7 @@ def tune(
     budget = budget or Budget()
     space = search_space(model, budget)
     if storage is not None:
-        Path(storage).parent.mkdir(parents=True, exist_ok=True)
+        check_writable(storage)
         _check_journal(Path(storage))
     with _quiet(optuna):
         try:
@@ -340,7 +344,10 @@ def tune(
             lost = [_settings(trial) for trial in study.trials if _is_lost(study, trial)]
             begun = [_settings(trial) for trial in study.trials if not _is_lost(study, trial)]
             for given in [*lost, *first]:
-                if given and not any(given.items() <= other.items() for other in begun):
+                # What ends its process again and again does so itself.
+                losses = sum(given.items() <= other.items() for other in lost)
+                known = any(given.items() <= other.items() for other in begun)
+                if given and not known and losses < _MOST_LOSSES:
                     study.enqueue_trial(given)
                     return
             number, best = len(study.trials), _best_trials(study)[:_PARENTS]
@@ -356,10 +363,10 @@ def tune(
                     return
 
         def objective(trial: optuna.Trial) -> float:
-            trial.set_user_attr(_OWNER, _this_process())
-            chosen = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
-            recipe = recipe_of(model, chosen, splits[0].num_classes, budget)
             try:
+                trial.set_user_attr(_OWNER, _this_process())
+                chosen = {name: trial.suggest_categorical(name, values) for name, values in space.items()}
+                recipe = recipe_of(model, chosen, splits[0].num_classes, budget)
                 return _mean_validation(recipe, splits, seed, trial, study)
             except KeyboardInterrupt:
                 trial.set_user_attr(_INTERRUPTED, True)
@@ -516,11 +523,9 @@ def _give_up_killed(study: optuna.Study) -> None:
     for trial in study.trials:
         if trial.state.name != "RUNNING" or not _is_gone(trial.user_attrs.get(_OWNER)):
             continue
-        try:
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        except ValueError:  # another process on this journal was faster
-            continue
         study.set_user_attr(_killed(trial.number), True)
+        with suppress(ValueError):  # another process on this journal was faster
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
 
 
 def _killed(number: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from dcgnn.checkpoint import atomic_write
+from dcgnn.checkpoint import atomic_write, check_writable
 from dcgnn.extras import require
 from dcgnn.report.measures import Trained, load_trained, most_contested
 from dcgnn.report.page import render
@@ -25,6 +25,8 @@ def write_report(trained: Trained, out: str | Path, embedding: str = "pca") -> P
         The HTML file.
     """
     require("matplotlib")
+    path = Path(out) / "report.html"
+    check_writable(path)
     from dcgnn.report.figures import all_figures
 
     pictures = {}
@@ -35,6 +37,5 @@ def write_report(trained: Trained, out: str | Path, embedding: str = "pca") -> P
     page = render(trained, pictures, most_contested(trained)).encode()
     for name, png in pictures.items():
         atomic_write(Path(out) / f"{name}.png", lambda file, png=png: file.write(png))  # type: ignore[misc]
-    path = Path(out) / "report.html"
     atomic_write(path, lambda file: file.write(page))
     return path

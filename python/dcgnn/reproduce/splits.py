@@ -116,7 +116,8 @@ def _ways_of(context: Context, graph: str) -> list[str]:
     elif max(context.splits) >= num_splits(graph):
         raise ValueError(f"--split: the files of {graph} have splits 0 to {num_splits(graph) - 1}")
     try:
-        check_scorable(_split_as(context, graph, _BALANCED, context.splits[0]))
+        for split in context.splits:
+            check_scorable(_split_as(context, graph, _BALANCED, split))
     except ValueError:  # all nodes of a class are for training
         ways.remove(_BALANCED)
     return ways
