@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -193,8 +192,12 @@ def test_an_interrupted_trial_is_the_next_one(splits, tmp_path, monkeypatch):
 def test_an_interruption_before_training_loses_nothing(splits, tmp_path, monkeypatch):
     journal, runs = tmp_path / "journal.log", []
     original = Recipe.run
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(tuning, "_this_process", lambda: signal.raise_signal(signal.SIGINT))
+        patch.setattr(tuning, "_this_process", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tune(splits[:1], "mlp", trials=1, budget=QUICK, storage=journal)
     monkeypatch.setattr(Recipe, "run", lambda self, *a, **k: runs.append(self) or original(self, *a, **k))
