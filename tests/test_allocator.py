@@ -12,15 +12,17 @@ import pytest
 GLIBC = platform.libc_ver()[0] == "glibc"
 
 _FAULTS = """
-import resource, sys
+import resource, statistics, sys
 import torch
 from dcgnn.allocator import keep_freed_memory
 kept = keep_freed_memory() if sys.argv[1] == "keep" else None
+faults = []
 for turn in range(12):
-    if turn == 2:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(8 << 20)
-print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+# The system may take pages back at any time: what counts is a turn that it leaves alone.
+print(kept, statistics.median_high(faults))
 """
 
 
@@ -37,7 +39,7 @@ def test_freed_memory_serves_the_next_tensor():
     _, without = run("leave")
     kept, with_it = run("keep")
     assert kept == "True"
-    assert int(without) > 1000  # ten tensors of 32 MiB, huge pages or not
+    assert int(without) >= 16  # 32 MiB in huge pages, 8192 in small ones
     assert int(with_it) < int(without) / 10
 
 
